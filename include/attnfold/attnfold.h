@@ -1,0 +1,378 @@
+/**
+ * attnfold: attention for LLM serving.  One call answers one serving batch: ragged queries over a paged or ragged KV
+ * cache, with a mask, on the CPU.  The bits of a request's answer depend on that request alone.
+ *
+ *   attnfold_plan_create   once              shapes, dtypes, mask, maxima     -> a plan; everything is validated and loaded here
+ *   attnfold_plan_update   once per step     lengths and page tables          -> a schedule, reused by every layer
+ *   attnfold_plan_run      once per layer    q, k, v in; o, lse out           allocates nothing
+ *   attnfold_plan_destroy
+ *
+ *   attnfold_merge         two or more attention results over disjoint keys   -> one
+ *
+ * Words.  A request is one sequence of the batch: qo_len new tokens and kv_len keys, the new tokens' own included.
+ * A row is one (query token, query head) pair.  A leaf is LEAF keys of a request at absolute positions [i*LEAF, (i+1)*LEAF),
+ * a super-chunk is SUPER_CHUNK leaves at absolute positions.  A cut is where the schedule divides a request's leaves between
+ * workers.  Shapes are written [slowest, .., fastest].  Strides count elements, not bytes.
+ *
+ * Promises (docs/numerics.md has them in full, with measured errors):
+ *   exact            o and lse within twice the error of naive attention in float32 arithmetic, plus 2^-20 of the scale
+ *   same bits        a request's rows do not depend on batch mates, batch order, threads, workers, cuts, page size,
+ *                    page placement, KV layout or the caller's floating-point mode; nor on whether the token came
+ *                    from a decode step, a prefill, a chunked prefill or a verify step
+ *   empty is a value a row that sees no key gives o = 0 and lse = -inf, always written
+ *   no leaks         what a row may not see cannot reach it, NaN and Inf included; NaN that it may see does reach it
+ *   clear errors     a bad argument is named, with what was expected and what came, before anything is written
+ *
+ * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
+ * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
+ * It reads three environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16), ATTNFOLD_NUM_THREADS, and
+ * none else.
+ */
+#ifndef ATTNFOLD_ATTNFOLD_H_
+#define ATTNFOLD_ATTNFOLD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define ATTNFOLD_API
+#else
+#define ATTNFOLD_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTNFOLD_VERSION_MAJOR 0
+#define ATTNFOLD_VERSION_MINOR 1
+#define ATTNFOLD_VERSION_PATCH 0
+
+/** Keys per leaf, leaves per super-chunk: the bracketing of the canonical fold.  Part of the numerics, never tuned. */
+#define ATTNFOLD_LEAF 128
+#define ATTNFOLD_SUPER_CHUNK 16
+
+/** Largest head dimension; every multiple of 8 up to it is served. */
+#define ATTNFOLD_MAX_HEAD_DIM 576
+
+/** What a call came to.  The comment says what the caller should do. */
+typedef enum attnfold_status {
+  ATTNFOLD_OK = 0,
+  ATTNFOLD_INVALID_ARGUMENT = 1, /* fix the argument that attnfold_last_error() names; nothing was written */
+  ATTNFOLD_UNSUPPORTED = 2,      /* a sound request that this build or machine does not serve; the text names the nearest */
+  ATTNFOLD_OUT_OF_WORKSPACE = 3, /* pass at least attnfold_plan_workspace_bytes() bytes */
+  ATTNFOLD_DEVICE_ERROR = 4,     /* the device or its driver failed; the text has its own words */
+  ATTNFOLD_INTERNAL = 5          /* out of memory, or a fault of this library: report it with the text */
+} attnfold_status;
+
+/** Storage types.  Values are stable. */
+typedef enum attnfold_dtype {
+  ATTNFOLD_F32 = 0,
+  ATTNFOLD_F16 = 1, /* IEEE binary16 */
+  ATTNFOLD_BF16 = 2
+} attnfold_dtype;
+
+/** Where the keys and values are. */
+typedef enum attnfold_kv_storage {
+  ATTNFOLD_KV_PAGED = 0, /* a pool of pages; attnfold_lengths names each request's pages */
+  ATTNFOLD_KV_RAGGED = 1 /* rows of each request one after the other, at kv_indptr; also contiguous KV */
+} attnfold_kv_storage;
+
+/** Order of a page's axes, when no strides are given. */
+typedef enum attnfold_kv_layout {
+  ATTNFOLD_NHD = 0, /* token-major: [num_pages, page_size, kv_heads, head_dim]; ragged [kv_rows, kv_heads, head_dim] */
+  ATTNFOLD_HND = 1  /* head-major:  [num_pages, kv_heads, page_size, head_dim]; ragged [kv_heads, kv_rows, head_dim] needs strides */
+} attnfold_kv_layout;
+
+typedef enum attnfold_mask_kind {
+  ATTNFOLD_MASK_NONE = 0,
+  ATTNFOLD_MASK_CAUSAL = 1 /* bottom-right: query i of a request sees keys j <= kv_len - qo_len + i */
+} attnfold_mask_kind;
+
+/**
+ * One attention problem: everything that does not change from step to step.
+ * Set it to ATTNFOLD_PROBLEM_INIT first, then fill it in.
+ *
+ * The window counts from the query's absolute position p = kv_len - qo_len + i, under either mask: window_left r keeps keys
+ * j >= p - r, window_right r keeps keys j <= p + r.  -1 is off; 0 keeps the token's own key on that side.  Causal is
+ * window_right 0, and together with a window_right the narrower holds.
+ */
+typedef struct attnfold_problem {
+  size_t struct_size;             /* sizeof(attnfold_problem), set by ATTNFOLD_PROBLEM_INIT */
+  int32_t qo_heads;               /* query and output heads, >= 1, a multiple of kv_heads */
+  int32_t kv_heads;               /* key and value heads, >= 1; qo_heads / kv_heads is the group size, any */
+  int32_t head_dim_qk;            /* width of a q and a k row: a multiple of 8, 8..576 */
+  int32_t head_dim_vo;            /* width of a v and an o row: a multiple of 8, 8..576 */
+  attnfold_dtype q_dtype;
+  attnfold_dtype kv_dtype;        /* of k and v; need not be q's */
+  attnfold_dtype o_dtype;         /* q's type, or F32 */
+  attnfold_kv_storage kv_storage;
+  attnfold_kv_layout kv_layout;
+  int32_t page_size;              /* tokens per page, >= 1, any; not read when ragged */
+  int64_t num_pages;              /* pages in the pool: page ids are 0..num_pages-1; not read when ragged */
+  attnfold_mask_kind mask;
+  int32_t window_left;            /* -1 = off */
+  int32_t window_right;           /* -1 = off */
+  float sm_scale;                 /* factor on q.k before softmax, >= 0 and finite; ATTNFOLD_SM_SCALE_DEFAULT = 1/sqrt(head_dim_qk) */
+  int32_t max_batch;              /* maxima size buffers and nothing else: they never change a bit */
+  int32_t max_qo_rows;            /* new tokens of all requests together */
+  int32_t max_kv_len;             /* keys of one request */
+} attnfold_problem;
+
+#define ATTNFOLD_SM_SCALE_DEFAULT (-1.0f)
+
+#define ATTNFOLD_PROBLEM_INIT                                                                            \
+  {                                                                                                      \
+    sizeof(attnfold_problem), 1, 1, 128, 128, ATTNFOLD_BF16, ATTNFOLD_BF16, ATTNFOLD_BF16,               \
+        ATTNFOLD_KV_PAGED, ATTNFOLD_NHD, 16, 0, ATTNFOLD_MASK_CAUSAL, -1, -1, ATTNFOLD_SM_SCALE_DEFAULT, \
+        0, 0, 0                                                                                          \
+  }
+
+/**
+ * A host's way to run `n` bodies, i = 0..n-1, each exactly once, on any threads in any order; returns when all are done.
+ * Must not throw.  A body may run on the calling thread.
+ */
+typedef void (*attnfold_parallel_for)(void* user, int32_t n, void (*body)(void* context, int32_t i), void* context);
+
+/**
+ * How to execute.  None of these can change a bit of any answer.  Set it to ATTNFOLD_EXECUTION_INIT first.
+ */
+typedef struct attnfold_execution {
+  size_t struct_size;
+  int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS, else the CPUs this process may use; 1..1024 */
+  int32_t num_workers;                /* shares the work is cut into; 0 = num_threads; 1..1024 */
+  uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
+  const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; a name that `attnfold info` lists forces that row */
+  attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
+  void* parallel_user;                /* handed to parallel_for */
+} attnfold_execution;
+
+#define ATTNFOLD_EXECUTION_INIT \
+  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL }
+
+/**
+ * The lengths of one step.  Set it to ATTNFOLD_LENGTHS_INIT first.
+ *
+ * Paged KV takes either `block_table` or `kv_indices` with `kv_indptr`.  Page i of a request holds its keys
+ * [i*page_size, (i+1)*page_size).  Entries of pages in which no row of the request may see a key mean nothing and are never
+ * read: past the last page, and before a window.
+ * Ragged KV takes `kv_indptr`: request r has rows [kv_indptr[r], kv_indptr[r+1]) of k and v; `kv_len`, if given, uses only
+ * the first kv_len[r] of them.  Contiguous KV of [batch, capacity] rows is ragged with kv_indptr[r] = r * capacity.
+ *
+ * The page tables are not copied: they must stay as they are until the next update or destroy.  The other arrays are copied.
+ */
+typedef struct attnfold_lengths {
+  size_t struct_size;
+  int32_t batch;                   /* requests, 0..max_batch; with batch 0 every pointer may be NULL */
+  const int32_t* qo_indptr;        /* [batch + 1] row offsets of each request in q and o, from 0, never falling */
+  const int32_t* kv_len;           /* [batch] keys of each request, 0..max_kv_len; NULL only if ragged */
+  const int32_t* block_table;      /* [batch, block_table_stride] page ids, or NULL */
+  int64_t block_table_stride;      /* entries from one request's pages to the next one's, >= pages of the longest request */
+  const int32_t* kv_indptr;        /* [batch + 1] offsets into kv_indices, or into the rows of ragged k and v */
+  const int32_t* kv_indices;       /* [kv_indptr[batch]] page ids, one request after the other */
+  int64_t num_kv_rows;             /* rows that ragged k and v hold; 0 = kv_indptr[batch] */
+} attnfold_lengths;
+
+#define ATTNFOLD_LENGTHS_INIT \
+  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0 }
+
+/**
+ * The tensors of one layer.  Set it to ATTNFOLD_TENSORS_INIT first.  A stride left at 0 means packed, in the problem's
+ * layout; the head_dim axis is always contiguous.  Strides of inputs may be any, also negative.  Pointers must be aligned to
+ * 16 bytes (lse: 4).  An input that holds no element may be NULL.  o and lse may not overlap an input, nor each other.
+ */
+typedef struct attnfold_tensors {
+  size_t struct_size;
+  const void* q;                                           /* [qo_rows, qo_heads, head_dim_qk] */
+  int64_t q_stride_row, q_stride_head;
+  const void* k;                                           /* the pool, or ragged rows: see attnfold_kv_layout */
+  int64_t k_stride_page, k_stride_token, k_stride_head;    /* ragged: page stride not read */
+  const void* v;
+  int64_t v_stride_page, v_stride_token, v_stride_head;
+  void* o;                                                 /* [qo_rows, qo_heads, head_dim_vo] */
+  int64_t o_stride_row, o_stride_head;
+  float* lse;                                              /* [qo_rows, qo_heads] natural log, or NULL */
+  int64_t lse_stride_row, lse_stride_head;
+} attnfold_tensors;
+
+#define ATTNFOLD_TENSORS_INIT \
+  { sizeof(attnfold_tensors), NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, NULL, 0, 0 }
+
+typedef struct attnfold_plan attnfold_plan;
+
+/**
+ * Validates the problem, chooses the kernel row and reserves all memory that updates need.
+ *
+ * execution   NULL = all defaults
+ * plan        receives the plan; not written on error
+ * Errors: INVALID_ARGUMENT names the field; UNSUPPORTED if no kernel row serves the problem, or `isa` is not to be had here.
+ */
+ATTNFOLD_API attnfold_status attnfold_plan_create(const attnfold_problem* problem, const attnfold_execution* execution,
+                                                  attnfold_plan** plan);
+
+/**
+ * Plans one step.  Checks every length, offset and page id that a run may use.
+ *
+ * stream   not used on the CPU, must be NULL
+ * Errors: INVALID_ARGUMENT names the argument and index; the plan then keeps its last good schedule.
+ */
+ATTNFOLD_API attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths* lengths, void* stream);
+
+/**
+ * Bytes of workspace that a run needs, at any lengths within the maxima.  Constant for the plan's life:
+ *   64 + workers * scratch + states * state, where a state is the rows of one unit times (head_dim_vo + 2) floats.
+ */
+ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
+
+/**
+ * Answers the batch: writes o, and lse unless it is NULL, for every row of every request.
+ *
+ * workspace         any host memory, used only during the call; need not be initialised, and nothing is expected of it later
+ * stream            not used on the CPU, must be NULL
+ * Errors: INVALID_ARGUMENT if the plan was never updated, or a tensor is missing, misaligned, overlapping or badly strided;
+ *         OUT_OF_WORKSPACE.  Nothing is written then.
+ */
+ATTNFOLD_API attnfold_status attnfold_plan_run(const attnfold_plan* plan, const attnfold_tensors* tensors, void* workspace,
+                                               size_t workspace_bytes, void* stream);
+
+/** Frees the plan.  NULL is allowed. */
+ATTNFOLD_API void attnfold_plan_destroy(attnfold_plan* plan);
+
+/** What the current schedule will do.  Set struct_size before the call. */
+typedef struct attnfold_plan_report {
+  size_t struct_size;
+  int32_t num_workers;
+  int32_t num_requests;
+  int32_t num_units;             /* (row set, kv heads, leaf range): what is cut */
+  int32_t num_items;             /* workers' shares of units */
+  int32_t num_cuts;              /* num_items - num_units: units that have leaves, divided between workers */
+  int32_t num_cuts_inside;       /* of those, inside a super-chunk; the others lie between two */
+  int32_t max_super_chunks;      /* of the request with the most visible ones */
+  int64_t num_leaves;            /* leaves of all units */
+  int64_t max_worker_cost;       /* largest share of work of one worker; one leaf of a unit costs at most max_leaf_cost */
+  int64_t total_cost;
+  int64_t max_leaf_cost;
+  int64_t partial_bytes;         /* states written and read back because of cuts */
+  int64_t kv_bytes;              /* bytes of k and v that the workers read, whole batch; once per kv head and row set */
+  uint64_t schedule_id;          /* equal for equal schedules: hash of every unit and cut */
+} attnfold_plan_report;
+
+/** Fills the report.  Errors: INVALID_ARGUMENT if the plan was never updated. */
+ATTNFOLD_API attnfold_status attnfold_plan_get_report(const attnfold_plan* plan, attnfold_plan_report* report);
+
+/** One share of work: leaves [leaf_begin, leaf_end), absolute, of tokens [qo_begin, qo_begin+num_qo) of a request. */
+typedef struct attnfold_plan_item {
+  size_t struct_size;
+  int32_t worker, unit, request;
+  int32_t qo_begin, num_qo;              /* within the request */
+  int32_t kv_head_begin, num_kv_heads;
+  int32_t leaf_begin, leaf_end;
+} attnfold_plan_item;
+
+/** Item `index` of 0..num_items-1.  Set struct_size first.  Errors: INVALID_ARGUMENT. */
+ATTNFOLD_API attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index, attnfold_plan_item* item);
+
+/** Name of the kernel row that the plan uses, such as "cpu_avx512_bf16/bf16_bf16"; lives as long as the plan. */
+ATTNFOLD_API const char* attnfold_plan_kernel(const attnfold_plan* plan);
+
+/**
+ * Numerics id of the plan's kernel row: two plans with equal ids give equal bits for equal requests, on any machine and in
+ * any version that shows the same id.  Lives as long as the plan.
+ */
+ATTNFOLD_API const char* attnfold_plan_numerics_id(const attnfold_plan* plan);
+
+/* ------------------------------------------------------------------------------------------------ merging of results */
+
+typedef enum attnfold_log_base { ATTNFOLD_LOG_E = 0, ATTNFOLD_LOG_2 = 1 } attnfold_log_base;
+typedef enum attnfold_lse_layout { ATTNFOLD_ROWS_HEADS = 0, ATTNFOLD_HEADS_ROWS = 1 } attnfold_lse_layout;
+
+/** Which lse values mark a side that saw no key.  -inf and +inf always do. */
+typedef enum attnfold_empty_kind {
+  ATTNFOLD_EMPTY_INF = 0,   /* only those two; NaN is a result and stays NaN */
+  ATTNFOLD_EMPTY_NAN = 1,   /* NaN too */
+  ATTNFOLD_EMPTY_FINITE = 2 /* `empty_value` too, compared exactly */
+} attnfold_empty_kind;
+
+/**
+ * Attention over one set of keys, of any engine, described by type.  Set it to ATTNFOLD_STATE_INIT first.
+ *
+ * normalised 1: o is the softmax-weighted mean of v, lse the log of the sum of exp of scaled scores (l is not read).
+ * normalised 0: o is the sum of b^(s - lse) * v and l the sum of b^(s - lse), lse being the reference (usually the maximum)
+ *               that both are relative to, b the log base.
+ */
+typedef struct attnfold_state {
+  size_t struct_size;
+  void* o;                                     /* [rows, heads, head_dim_vo] */
+  attnfold_dtype o_dtype;
+  int64_t o_stride_row, o_stride_head;         /* 0 = packed */
+  float* lse;                                  /* [rows, heads] or [heads, rows] */
+  attnfold_lse_layout lse_layout;
+  int64_t lse_stride_row, lse_stride_head;     /* 0 = packed in lse_layout */
+  attnfold_log_base log_base;
+  attnfold_empty_kind empty;
+  float empty_value;                           /* with ATTNFOLD_EMPTY_FINITE */
+  int32_t sink_included;                       /* 1: lse and o count the learned sink; at most one side of a merge may */
+  int32_t normalised;
+  float* l;                                    /* strides as lse; only if not normalised */
+} attnfold_state;
+
+#define ATTNFOLD_STATE_INIT \
+  { sizeof(attnfold_state), NULL, ATTNFOLD_F32, 0, 0, NULL, ATTNFOLD_ROWS_HEADS, 0, 0, ATTNFOLD_LOG_E, ATTNFOLD_EMPTY_INF, 0.0f, 0, 1, NULL }
+
+/**
+ * Folds `n` attention results over disjoint key sets into one, as if computed over their union.
+ *
+ * states      [n]; n may be 0, which gives empty rows
+ * out         where and in what form; out->o may be one of the states' o with the same strides and dtype, and likewise lse:
+ *             the merge is then in place.  out must be normalised; out->empty and out->sink_included are not read:
+ *             an empty row is written as o = 0, lse = -inf
+ * row_mask    [rows] with row_mask_stride (0 is a stride here: one value for all), or NULL.  0 leaves the row of out as it is
+ *
+ * An empty side leaves the other unchanged, bit for bit; what stands in its o, NaN included, is never used.  Two sides give
+ * the same bits in either order.  o_out is a convex combination: within the range of its inputs up to one rounding.
+ * Errors: INVALID_ARGUMENT names the field.
+ * Source: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2023 (Flash-Decoding), the merge step; Ye et al. 2025
+ * (FlashInfer), section 2.2.
+ */
+ATTNFOLD_API attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states,
+                                            int32_t n, const attnfold_state* out, const uint8_t* row_mask,
+                                            int64_t row_mask_stride);
+
+/* ------------------------------------------------------------------------------------------------------- information */
+
+/** Text of the last error of this thread, never NULL; valid until this thread's next failing call. */
+ATTNFOLD_API const char* attnfold_last_error(void);
+
+/** "OK", "INVALID_ARGUMENT", .. */
+ATTNFOLD_API const char* attnfold_status_name(attnfold_status status);
+
+/** Version as major * 10000 + minor * 100 + patch. */
+ATTNFOLD_API int32_t attnfold_version(void);
+
+/** A row of the kernel table.  Strings live as long as the process. */
+typedef struct attnfold_kernel_info {
+  size_t struct_size;
+  const char* name;         /* "cpu_avx512/bf16" */
+  const char* isa;          /* what attnfold_execution.isa takes */
+  const char* q_dtypes;     /* "f32 f16 bf16" */
+  const char* kv_dtype;
+  const char* numerics_id;
+  int32_t available;        /* 1: this machine can run it */
+  const char* why_not;      /* "" if available */
+} attnfold_kernel_info;
+
+ATTNFOLD_API int32_t attnfold_num_kernels(void);
+
+/** Row `index`, in order of preference.  Set struct_size first.  Errors: INVALID_ARGUMENT. */
+ATTNFOLD_API attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info);
+
+/**
+ * Whether row `index` serves the problem.  OK if so; else UNSUPPORTED, and attnfold_last_error() says why not;
+ * INVALID_ARGUMENT if the problem itself is unsound.
+ */
+ATTNFOLD_API attnfold_status attnfold_kernel_serves(int32_t index, const attnfold_problem* problem);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* ATTNFOLD_ATTNFOLD_H_ */
