@@ -61,6 +61,7 @@ struct Call {
   DType recorded_o_dtype = DType::f32;
   std::vector<float> recorded_lse;   // natural log, rows x heads whatever the file's base and layout; empty if not recorded
   std::string origin;                // for people
+  std::string recorded_by;           // which engine answered, for people
 
   int32_t num_rows() const { return qo_indptr.empty() ? 0 : qo_indptr.back(); }
   int32_t group_size() const { return problem.qo_heads / problem.kv_heads; }
@@ -71,6 +72,12 @@ struct Call {
   attnfold_lengths lengths() const;   // views into this call
   attnfold_tensors tensors() const;   // o and lse left NULL
 };
+
+/** Keys [begin, end) of a request: those that at least one of its rows sees.  Empty if it has no new token. */
+struct KeyRange {
+  int64_t begin = 0, end = 0;
+};
+KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len);
 
 /** An answer in the call's o_dtype, packed. */
 struct Answer {

@@ -1,0 +1,41 @@
+# What every target of this project is compiled and linked with.
+
+find_package(Threads REQUIRED)
+if(ATTNFOLD_OPENMP)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+endif()
+
+# Contraction is off because a fused a*b+c is written as fma where it is meant: a compiler that chooses would choose
+# differently per file, and bits would depend on it.
+function(attnfold_configure target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_compile_options(${target} PRIVATE
+    -ffp-contract=off -fno-math-errno -Wall -Wextra $<$<BOOL:${ATTNFOLD_WERROR}>:-Werror>)
+  if(ATTNFOLD_OPENMP)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
+  endif()
+  if(ATTNFOLD_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${ATTNFOLD_SANITIZE} -fno-omit-frame-pointer)
+    if(ATTNFOLD_SANITIZE MATCHES "undefined")
+      target_compile_options(${target} PRIVATE -fno-sanitize-recover=undefined)
+    endif()
+    target_link_options(${target} PUBLIC -fsanitize=${ATTNFOLD_SANITIZE})
+  endif()
+endfunction()
+
+# What an archive or shared library of the objects needs at link time.  An installed archive names OpenMP's libraries
+# plainly, so that a consumer needs no find module for them.
+function(attnfold_link_runtime target)
+  target_link_libraries(${target} PRIVATE Threads::Threads)
+  if(ATTNFOLD_OPENMP)
+    set(openmp_names ${OpenMP_CXX_LIB_NAMES})
+    list(REMOVE_ITEM openmp_names pthread)
+    target_link_libraries(${target} PRIVATE
+      $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<INSTALL_INTERFACE:${openmp_names}>)
+  endif()
+  if(ATTNFOLD_SANITIZE)
+    target_link_options(${target} PUBLIC $<BUILD_INTERFACE:-fsanitize=${ATTNFOLD_SANITIZE}>)
+  endif()
+endfunction()

@@ -1,0 +1,191 @@
+// The C ABI: catches everything, keeps the text of the last error.
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "attnfold/attnfold.h"
+#include "cpu/cpu_features.h"
+#include "merge.h"
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "status.h"
+
+using attnfold::invalid;
+using attnfold::Status;
+
+struct attnfold_plan {
+  std::unique_ptr<attnfold::Plan> plan;
+};
+
+namespace {
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+attnfold_status report(const Status& status) noexcept {
+  if (!status.ok()) {
+    try {
+      last_error() = status.message();
+    } catch (...) {
+      last_error().clear();
+    }
+  }
+  return status.code();
+}
+
+/** Runs `body`, which returns a Status, and turns exceptions into one. */
+template <class Body>
+attnfold_status guarded(Body&& body) noexcept {
+  try {
+    return report(body());
+  } catch (const std::bad_alloc&) {
+    return report({ATTNFOLD_INTERNAL, "memory: expected more, got std::bad_alloc"});
+  } catch (const std::exception& e) {
+    return report({ATTNFOLD_INTERNAL, std::string("internal: ") + e.what()});
+  } catch (...) {
+    return report({ATTNFOLD_INTERNAL, "internal: unknown exception"});
+  }
+}
+
+Status check_stream(void* stream) {
+  if (stream) return invalid("stream", "NULL (the plan is on the CPU)", "a pointer");
+  return {};
+}
+
+/** An output struct states its size; a newer caller's further fields are left alone. */
+template <class T>
+Status check_output_struct(const char* name, const T* out) {
+  if (!out) return invalid(name, "a pointer", "NULL");
+  const size_t size = out->struct_size;
+  if (size < sizeof(size_t) || size > (1u << 20)) {
+    return invalid(std::string(name) + ".struct_size", std::to_string(sizeof(T)), size);
+  }
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+attnfold_status attnfold_plan_create(const attnfold_problem* problem, const attnfold_execution* execution,
+                                     attnfold_plan** plan) {
+  return guarded([&]() -> Status {
+    if (!plan) return invalid("plan", "a pointer to receive it", "NULL");
+    auto handle = std::make_unique<attnfold_plan>();
+    ATTNFOLD_RETURN_IF_ERROR(attnfold::Plan::create(problem, execution, &handle->plan));
+    *plan = handle.release();
+    return {};
+  });
+}
+
+attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths* lengths, void* stream) {
+  return guarded([&]() -> Status {
+    if (!plan) return invalid("plan", "a plan", "NULL");
+    ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
+    return plan->plan->update(lengths);
+  });
+}
+
+size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan) { return plan ? plan->plan->workspace_bytes() : 0; }
+
+attnfold_status attnfold_plan_run(const attnfold_plan* plan, const attnfold_tensors* tensors, void* workspace,
+                                  size_t workspace_bytes, void* stream) {
+  return guarded([&]() -> Status {
+    if (!plan) return invalid("plan", "a plan", "NULL");
+    ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
+    return plan->plan->run(tensors, workspace, workspace_bytes);
+  });
+}
+
+void attnfold_plan_destroy(attnfold_plan* plan) { delete plan; }
+
+attnfold_status attnfold_plan_get_report(const attnfold_plan* plan, attnfold_plan_report* out) {
+  return guarded([&]() -> Status {
+    if (!plan) return invalid("plan", "a plan", "NULL");
+    ATTNFOLD_RETURN_IF_ERROR(check_output_struct("report", out));
+    return plan->plan->report(out);
+  });
+}
+
+attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index, attnfold_plan_item* item) {
+  return guarded([&]() -> Status {
+    if (!plan) return invalid("plan", "a plan", "NULL");
+    ATTNFOLD_RETURN_IF_ERROR(check_output_struct("item", item));
+    return plan->plan->item(index, item);
+  });
+}
+
+const char* attnfold_plan_kernel(const attnfold_plan* plan) { return plan ? plan->plan->row().name : ""; }
+
+const char* attnfold_plan_numerics_id(const attnfold_plan* plan) { return plan ? plan->plan->row().numerics_id : ""; }
+
+attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states, int32_t n,
+                               const attnfold_state* out, const uint8_t* row_mask, int64_t row_mask_stride) {
+  return guarded([&] {
+    return attnfold::merge_states(rows, heads, head_dim_vo, states, n, out, row_mask, row_mask_stride);
+  });
+}
+
+const char* attnfold_last_error(void) { return last_error().c_str(); }
+
+const char* attnfold_status_name(attnfold_status status) {
+  switch (status) {
+    case ATTNFOLD_OK: return "OK";
+    case ATTNFOLD_INVALID_ARGUMENT: return "INVALID_ARGUMENT";
+    case ATTNFOLD_UNSUPPORTED: return "UNSUPPORTED";
+    case ATTNFOLD_OUT_OF_WORKSPACE: return "OUT_OF_WORKSPACE";
+    case ATTNFOLD_DEVICE_ERROR: return "DEVICE_ERROR";
+    case ATTNFOLD_INTERNAL: return "INTERNAL";
+  }
+  return "unknown status";
+}
+
+int32_t attnfold_version(void) {
+  return ATTNFOLD_VERSION_MAJOR * 10000 + ATTNFOLD_VERSION_MINOR * 100 + ATTNFOLD_VERSION_PATCH;
+}
+
+int32_t attnfold_num_kernels(void) { return static_cast<int32_t>(attnfold::cpu::kernel_table().size()); }
+
+attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info) {
+  return guarded([&]() -> Status {
+    ATTNFOLD_RETURN_IF_ERROR(check_output_struct("info", info));
+    const auto& table = attnfold::cpu::kernel_table();
+    if (index < 0 || index >= attnfold_num_kernels()) {
+      return invalid("index", "0.." + std::to_string(table.size() - 1), index);
+    }
+    static const auto* reasons = [] {  // strings that live as long as the process
+      auto* r = new std::vector<std::string>;
+      for (const auto* row : attnfold::cpu::kernel_table()) r->push_back(attnfold::cpu::why_not(row->isa));
+      return r;
+    }();
+    const attnfold::cpu::KernelRow& row = *table[static_cast<size_t>(index)];
+    const std::string& why = (*reasons)[static_cast<size_t>(index)];
+    const attnfold_kernel_info filled = {info->struct_size, row.name,        row.isa,     row.q_dtypes,
+                                         attnfold::dtype_name(row.kv_dtype), row.numerics_id, why.empty(), why.c_str()};
+    std::memcpy(info, &filled, std::min(info->struct_size, sizeof(filled)));
+    return {};
+  });
+}
+
+attnfold_status attnfold_kernel_serves(int32_t index, const attnfold_problem* problem) {
+  return guarded([&]() -> Status {
+    const auto& table = attnfold::cpu::kernel_table();
+    if (index < 0 || index >= attnfold_num_kernels()) {
+      return invalid("index", "0.." + std::to_string(table.size() - 1), index);
+    }
+    attnfold_problem resolved;
+    attnfold::Problem p;
+    ATTNFOLD_RETURN_IF_ERROR(attnfold::validate_problem(problem, &resolved, &p));
+    const attnfold::cpu::KernelRow& row = *table[static_cast<size_t>(index)];
+    const std::string why = attnfold::cpu::why_row_rejects(row, p);
+    if (why.empty()) return {};
+    return {ATTNFOLD_UNSUPPORTED, std::string(row.name) + ": " + why};
+  });
+}
+
+}  // extern "C"

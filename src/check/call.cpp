@@ -1,0 +1,192 @@
+#include "check/call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace attnfold::check {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kCanaryBytes = 64;
+constexpr int kCanary = 0xc5;
+constexpr int32_t kNothing = 0;  // something to point at where a table has no entry
+
+/** A finite value in every storage type that no test expects: what a row holds that the engine
+ * forgot to write. */
+constexpr uint16_t kUnwritten = 0xdead;
+
+struct PlanDestroyer {
+  void operator()(attnfold_plan* plan) const { attnfold_plan_destroy(plan); }
+};
+
+/** Bytes for the engine to write, between two canaries. */
+class Guarded {
+ public:
+  explicit Guarded(size_t bytes) : bytes_(bytes), buffer_(bytes + 2 * kCanaryBytes) {
+    std::memset(buffer_.data(), kCanary, buffer_.size());
+    for (size_t i = 0; i + 2 <= bytes; i += 2) std::memcpy(data() + i, &kUnwritten, 2);
+  }
+  std::byte* data() { return buffer_.data() + kCanaryBytes; }
+  size_t size() const { return bytes_; }
+
+  bool canaries_whole() const {
+    const auto is_canary = [](std::byte b) { return b == std::byte{kCanary}; };
+    const std::byte* end = buffer_.data() + buffer_.size();
+    return std::all_of(buffer_.data(), buffer_.data() + kCanaryBytes, is_canary) &&
+           std::all_of(end - kCanaryBytes, end, is_canary);
+  }
+
+  bool untouched() {
+    for (size_t i = 0; i + 2 <= bytes_; i += 2) {
+      if (std::memcmp(data() + i, &kUnwritten, 2) != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  size_t bytes_;
+  Buffer buffer_;
+};
+
+RunResult failure(attnfold_status status, std::string text) {
+  RunResult result;
+  result.status = status;
+  result.error = std::move(text);
+  return result;
+}
+
+RunResult engine_failure(attnfold_status status) { return failure(status, attnfold_last_error()); }
+
+/** Fills the parts of the answer that the plan knows. */
+attnfold_status describe(const attnfold_plan* plan, Answer* answer) {
+  answer->report.struct_size = sizeof(answer->report);
+  const attnfold_status status = attnfold_plan_get_report(plan, &answer->report);
+  if (status != ATTNFOLD_OK) return status;
+  answer->kernel = attnfold_plan_kernel(plan);
+  answer->numerics_id = attnfold_plan_numerics_id(plan);
+  return ATTNFOLD_OK;
+}
+
+/** Runs a planned call into guarded memory. */
+RunResult run_planned(const Call& call, const attnfold_plan* plan) {
+  const size_t rows = static_cast<size_t>(call.num_rows()) * call.problem.qo_heads;
+  const int o_bytes = dtype_bytes(static_cast<DType>(call.problem.o_dtype));
+  Guarded o(rows * call.problem.head_dim_vo * o_bytes);
+  Guarded lse(rows * sizeof(float));
+
+  // One byte more than asked, so that the workspace can begin at an odd address.
+  const size_t workspace_bytes = attnfold_plan_workspace_bytes(plan);
+  Guarded workspace(workspace_bytes + 1);
+  std::memset(workspace.data(), 0xff, workspace.size());
+  workspace.data()[0] = std::byte{kCanary};
+
+  attnfold_tensors tensors = call.tensors();
+  tensors.o = o.data();
+  tensors.lse = reinterpret_cast<float*>(lse.data());
+  const attnfold_status status =
+      attnfold_plan_run(plan, &tensors, workspace.data() + 1, workspace_bytes, nullptr);
+
+  const bool workspace_whole =
+      workspace.canaries_whole() && workspace.data()[0] == std::byte{kCanary};
+  if (!o.canaries_whole()) return failure(ATTNFOLD_INTERNAL, "o: canary beside it is broken");
+  if (!lse.canaries_whole()) return failure(ATTNFOLD_INTERNAL, "lse: canary beside it is broken");
+  if (!workspace_whole) return failure(ATTNFOLD_INTERNAL, "workspace: canary beside it is broken");
+  if (status != ATTNFOLD_OK) {
+    RunResult result = engine_failure(status);
+    if (o.untouched() && lse.untouched()) return result;
+    return failure(ATTNFOLD_INTERNAL,
+                   "o or lse: expected untouched by a failing run; it said: " + result.error);
+  }
+
+  RunResult result;
+  result.answer.o = Buffer(o.size());
+  if (o.size() > 0) std::memcpy(result.answer.o.data(), o.data(), o.size());
+  result.answer.lse.resize(rows);
+  if (rows > 0) std::memcpy(result.answer.lse.data(), lse.data(), lse.size());
+  return result;
+}
+
+}  // namespace
+
+Buffer::Buffer(size_t bytes) : size_(bytes) {
+  void* p = nullptr;
+  if (posix_memalign(&p, kAlignment, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
+  data_.reset(static_cast<std::byte*>(p));
+}
+
+KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len) {
+  // The last token stands at the last key and sees it; the first token sees furthest back.
+  if (qo_len <= 0 || kv_len <= 0) return {};
+  const int64_t first_position = int64_t{kv_len} - qo_len;
+  const int64_t window_begin = first_position - problem.window_left;
+  return {problem.window_left < 0 ? 0 : std::max<int64_t>(0, window_begin), kv_len};
+}
+
+int64_t Call::kv_element_offset(int32_t r, int32_t token, const Strides& s, int64_t offset) const {
+  if (problem.kv_storage == ATTNFOLD_KV_RAGGED) {
+    return offset + (int64_t{kv_indptr[r]} + token) * s.token;
+  }
+  const int32_t page_in_request = token / problem.page_size;
+  const int32_t slot = token % problem.page_size;
+  const int64_t page = block_table.empty() ? kv_indices[int64_t{kv_indptr[r]} + page_in_request]
+                                           : block_table[r * block_table_stride + page_in_request];
+  return offset + page * s.page + slot * s.token;
+}
+
+attnfold_lengths Call::lengths() const {
+  const auto pointer = [](const std::vector<int32_t>& v) {
+    return v.empty() ? &kNothing : v.data();
+  };
+  attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
+  lengths.batch = batch;
+  lengths.qo_indptr = pointer(qo_indptr);
+  lengths.kv_len = pointer(kv_len);
+  if (problem.kv_storage == ATTNFOLD_KV_RAGGED) {
+    lengths.kv_indptr = pointer(kv_indptr);
+    lengths.num_kv_rows = num_kv_rows;
+  } else if (kv_indptr.empty()) {
+    lengths.block_table = pointer(block_table);
+    lengths.block_table_stride = block_table_stride;
+  } else {
+    lengths.kv_indptr = kv_indptr.data();
+    lengths.kv_indices = pointer(kv_indices);
+  }
+  return lengths;
+}
+
+attnfold_tensors Call::tensors() const {
+  const int q_bytes = dtype_bytes(static_cast<DType>(problem.q_dtype));
+  const int kv_bytes = dtype_bytes(static_cast<DType>(problem.kv_dtype));
+  attnfold_tensors tensors = ATTNFOLD_TENSORS_INIT;
+  tensors.q = q->data() + q_offset * q_bytes;
+  tensors.q_stride_row = q_strides.token;
+  tensors.q_stride_head = q_strides.head;
+  tensors.k = k->data() + k_offset * kv_bytes;
+  tensors.k_stride_page = k_strides.page;
+  tensors.k_stride_token = k_strides.token;
+  tensors.k_stride_head = k_strides.head;
+  tensors.v = v->data() + v_offset * kv_bytes;
+  tensors.v_stride_page = v_strides.page;
+  tensors.v_stride_token = v_strides.token;
+  tensors.v_stride_head = v_strides.head;
+  return tensors;
+}
+
+RunResult run_engine(const Call& call, const attnfold_execution& execution) {
+  attnfold_plan* created = nullptr;
+  attnfold_status status = attnfold_plan_create(&call.problem, &execution, &created);
+  const std::unique_ptr<attnfold_plan, PlanDestroyer> plan(created);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+
+  const attnfold_lengths lengths = call.lengths();
+  status = attnfold_plan_update(plan.get(), &lengths, nullptr);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+
+  RunResult result = run_planned(call, plan.get());
+  if (result.status != ATTNFOLD_OK) return result;
+  status = describe(plan.get(), &result.answer);
+  return status == ATTNFOLD_OK ? std::move(result) : engine_failure(status);
+}
+
+}  // namespace attnfold::check

@@ -1,0 +1,169 @@
+// Writes call files, packed, in the problem's own storage and layout.
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "check/call_file.h"
+#include "check/safetensors.h"
+
+namespace attnfold::check {
+namespace {
+
+const char* const kDtypeNames[kNumDTypes] = {"F32", "F16", "BF16"};
+
+class CallWriter {
+ public:
+  explicit CallWriter(const Call& call) : call_(call) {}
+
+  /** `o` and `lse` packed; either may be NULL. */
+  std::string write(const void* o, DType o_dtype, const float* lse, const std::string& recorded_by,
+                    const std::string& path) {
+    put_metadata(recorded_by);
+    put_q();
+    put_kv();
+    put_tables();
+    const attnfold_problem& problem = call_.problem;
+    const int64_t rows = call_.num_rows(), heads = problem.qo_heads;
+    if (o != nullptr)
+      put("o", kDtypeNames[static_cast<int>(o_dtype)], {rows, heads, problem.head_dim_vo}, o);
+    if (lse != nullptr) put("lse", "F32", {rows, heads}, lse);
+    return write_container(file_, path);
+  }
+
+ private:
+  void put(const char* name, const char* dtype, std::vector<int64_t> shape, const void* data) {
+    size_t bytes = std::strcmp(dtype, "F32") == 0 || std::strcmp(dtype, "I32") == 0 ? 4 : 2;
+    for (int64_t dim : shape) bytes *= static_cast<size_t>(dim);
+    file_.arrays[name] = {dtype, std::move(shape), static_cast<const std::byte*>(data), bytes};
+  }
+
+  /** The elements of a strided view, its axes in the order given, slowest first. */
+  void put_strided(const char* name, DType dtype, const Buffer& from, int64_t offset,
+                   const int64_t (&sizes)[3], const int64_t (&strides)[3], int64_t head_dim,
+                   std::vector<int64_t> shape) {
+    const int64_t element_bytes = dtype_bytes(dtype);
+    const int64_t row_bytes = head_dim * element_bytes;
+    packed_.emplace_back(sizes[0] * sizes[1] * sizes[2] * row_bytes);
+    std::byte* to = packed_.back().data();
+    for (int64_t a = 0; a < sizes[0]; ++a) {
+      for (int64_t b = 0; b < sizes[1]; ++b) {
+        for (int64_t c = 0; c < sizes[2]; ++c) {
+          const int64_t at = offset + a * strides[0] + b * strides[1] + c * strides[2];
+          std::memcpy(to, from.data() + at * element_bytes, row_bytes);
+          to += row_bytes;
+        }
+      }
+    }
+    put(name, kDtypeNames[static_cast<int>(dtype)], std::move(shape), packed_.back().data());
+  }
+
+  void put_metadata(const std::string& recorded_by) {
+    const attnfold_problem& problem = call_.problem;
+    auto& metadata = file_.metadata;
+    metadata["format"] = "attnfold-call-1";
+    metadata["mask"] = problem.mask == ATTNFOLD_MASK_CAUSAL ? "causal" : "none";
+    metadata["sm_scale"] = number(sm_scale());
+    if (problem.window_left >= 0) metadata["window_left"] = std::to_string(problem.window_left);
+    if (problem.window_right >= 0) metadata["window_right"] = std::to_string(problem.window_right);
+    const bool head_major = paged() && problem.kv_layout == ATTNFOLD_HND;
+    metadata["kv_layout"] = head_major ? "HND" : "NHD";
+    if (paged()) metadata["page_size"] = std::to_string(problem.page_size);
+    if (!call_.origin.empty()) metadata["origin"] = call_.origin;
+    if (!recorded_by.empty()) metadata["recorded_by"] = recorded_by;
+  }
+
+  bool paged() const { return call_.problem.kv_storage == ATTNFOLD_KV_PAGED; }
+
+  float sm_scale() const {
+    if (call_.problem.sm_scale != ATTNFOLD_SM_SCALE_DEFAULT) return call_.problem.sm_scale;
+    return static_cast<float>(1.0 / std::sqrt(static_cast<double>(call_.problem.head_dim_qk)));
+  }
+
+  /** The shortest digits that read back as the same float. */
+  static std::string number(float x) {
+    char digits[64];
+    const auto end = std::to_chars(digits, digits + sizeof(digits), x).ptr;
+    return std::string(digits, end);
+  }
+
+  void put_q() {
+    const attnfold_problem& problem = call_.problem;
+    const int64_t rows = call_.num_rows(), heads = problem.qo_heads, dim = problem.head_dim_qk;
+    put_strided("q", static_cast<DType>(problem.q_dtype), *call_.q, call_.q_offset,
+                {1, rows, heads}, {0, call_.q_strides.token, call_.q_strides.head}, dim,
+                {rows, heads, dim});
+  }
+
+  void put_kv() {
+    const attnfold_problem& problem = call_.problem;
+    put_kv_tensor(paged() ? "k_cache" : "k", *call_.k, call_.k_offset, call_.k_strides,
+                  problem.head_dim_qk);
+    put_kv_tensor(paged() ? "v_cache" : "v", *call_.v, call_.v_offset, call_.v_strides,
+                  problem.head_dim_vo);
+  }
+
+  void put_kv_tensor(const char* name, const Buffer& from, int64_t offset, const Strides& strides,
+                     int64_t dim) {
+    const attnfold_problem& problem = call_.problem;
+    const DType dtype = static_cast<DType>(problem.kv_dtype);
+    const int64_t heads = problem.kv_heads, pages = problem.num_pages, slots = problem.page_size;
+    if (!paged()) {
+      const int64_t rows = num_kv_rows();
+      put_strided(name, dtype, from, offset, {1, rows, heads}, {0, strides.token, strides.head},
+                  dim, {rows, heads, dim});
+    } else if (problem.kv_layout == ATTNFOLD_NHD) {
+      put_strided(name, dtype, from, offset, {pages, slots, heads},
+                  {strides.page, strides.token, strides.head}, dim, {pages, slots, heads, dim});
+    } else {
+      put_strided(name, dtype, from, offset, {pages, heads, slots},
+                  {strides.page, strides.head, strides.token}, dim, {pages, heads, slots, dim});
+    }
+  }
+
+  int64_t num_kv_rows() const {
+    if (call_.num_kv_rows > 0 || call_.kv_indptr.empty()) return call_.num_kv_rows;
+    return call_.kv_indptr.back();
+  }
+
+  /** Of a table with one entry for each request and one more; a call of no request may hold none. */
+  void put_indptr(const char* name, const std::vector<int32_t>& indptr) {
+    static constexpr int32_t kZero = 0;
+    const void* data = indptr.empty() ? &kZero : indptr.data();
+    put(name, "I32", {call_.batch + int64_t{1}}, data);
+  }
+
+  void put_tables() {
+    const int64_t batch = call_.batch;
+    put_indptr("qo_indptr", call_.qo_indptr);
+    put("kv_len", "I32", {batch}, call_.kv_len.data());
+    if (!paged()) {
+      put_indptr("kv_indptr", call_.kv_indptr);
+    } else if (call_.kv_indptr.empty()) {
+      put("block_table", "I32", {batch, call_.block_table_stride}, call_.block_table.data());
+    } else {
+      put_indptr("kv_indptr", call_.kv_indptr);
+      put("kv_indices", "I32", {static_cast<int64_t>(call_.kv_indices.size())},
+          call_.kv_indices.data());
+    }
+  }
+
+  const Call& call_;
+  Container file_;
+  std::vector<Buffer> packed_;
+};
+
+}  // namespace
+
+std::string save_call(const Call& call, const std::string& path) {
+  const void* o = call.recorded_o == nullptr ? nullptr : call.recorded_o->data();
+  const float* lse = call.recorded_lse.empty() ? nullptr : call.recorded_lse.data();
+  return CallWriter(call).write(o, call.recorded_o_dtype, lse, call.recorded_by, path);
+}
+
+std::string save_answer(const Call& call, const Answer& answer, const std::string& path) {
+  const std::string by = "attnfold, " + answer.kernel + ", numerics " + answer.numerics_id;
+  return CallWriter(call).write(answer.o.data(), static_cast<DType>(call.problem.o_dtype),
+                                answer.lse.data(), by, path);
+}
+
+}  // namespace attnfold::check

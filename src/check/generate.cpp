@@ -1,0 +1,361 @@
+#include "check/generate.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check/random.h"
+
+namespace attnfold::check {
+namespace {
+
+constexpr int32_t kWildPage = 0x7ffffff0;
+constexpr int kPoison = 0xff;           // a NaN in every storage type
+constexpr int32_t kSparePages = 3;      // pages of the pool that belong to no request
+constexpr int64_t kOffsetMultiple = 8;  // elements: 16 bytes or more of any type
+
+enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4 };
+
+int32_t qo_len_of(const Call& call, int32_t r) { return call.qo_indptr[r + 1] - call.qo_indptr[r]; }
+
+KeyRange seen_of(const Call& call, int32_t r) {
+  return seen_keys(call.problem, qo_len_of(call, r), call.kv_len[r]);
+}
+
+/** The maxima are at least the call's own sizes. */
+void fit_maxima(Call* call, bool keep_larger) {
+  attnfold_problem& p = call->problem;
+  if (!keep_larger) p.max_batch = p.max_qo_rows = p.max_kv_len = 1;
+  p.max_batch = std::max({p.max_batch, call->batch, 1});
+  p.max_qo_rows = std::max({p.max_qo_rows, call->num_rows(), 1});
+  p.max_kv_len = std::max(p.max_kv_len, 1);
+  for (int32_t n : call->kv_len) p.max_kv_len = std::max(p.max_kv_len, n);
+}
+
+// ------------------------------------------------ layouts
+
+/** One axis of a tensor: its size, elements between one entry's end and the next, and direction. */
+struct Axis {
+  int64_t size;
+  int64_t gap = 0;
+  bool backwards = false;
+  int64_t stride = 0;  // result
+};
+
+/** Strides of axes in the order given, slowest first, over rows of `dim` elements. */
+struct Layout {
+  int64_t offset = 0;    // of element (0, 0, ..)
+  int64_t elements = 0;  // in all
+};
+Layout lay_out(std::initializer_list<Axis*> axes, int64_t dim) {
+  Layout layout{0, dim};
+  for (auto it = std::rbegin(axes); it != std::rend(axes); ++it) {
+    Axis& axis = **it;
+    axis.stride = layout.elements + axis.gap;
+    layout.elements = axis.stride * std::max<int64_t>(axis.size, 1);
+    if (!axis.backwards || axis.size == 0) continue;
+    layout.offset += axis.stride * (axis.size - 1);
+    axis.stride = -axis.stride;
+  }
+  const int64_t shift = (kOffsetMultiple - layout.offset % kOffsetMultiple) % kOffsetMultiple;
+  layout.offset += shift;
+  layout.elements += shift;
+  return layout;
+}
+
+std::shared_ptr<Buffer> filled(int64_t elements, attnfold_dtype dtype, int byte) {
+  auto buffer = std::make_shared<Buffer>(elements * dtype_bytes(static_cast<DType>(dtype)));
+  if (buffer->size() > 0) std::memset(buffer->data(), byte, buffer->size());
+  return buffer;
+}
+
+/** Allocates q; with `odd`, tokens run backwards and nothing is a multiple of anything. */
+void allocate_q(Call* call, bool odd, int gap_byte) {
+  const attnfold_problem& p = call->problem;
+  Axis tokens{call->num_rows(), odd ? 5 : 0, odd};
+  Axis heads{p.qo_heads, odd ? 3 : 0, false};
+  const Layout layout = lay_out({&tokens, &heads}, p.head_dim_qk);
+  call->q_strides = {0, tokens.stride, heads.stride};
+  call->q_offset = layout.offset;
+  call->q = filled(layout.elements, p.q_dtype, gap_byte);
+}
+
+/** Allocates k or v; with `odd`, pages of k and heads of v run backwards. */
+std::shared_ptr<Buffer> allocate_kv(const Call& call, int64_t dim, bool odd, bool is_v,
+                                    int gap_byte, Strides* strides, int64_t* offset) {
+  const attnfold_problem& p = call.problem;
+  const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
+  Axis pages{ragged ? 1 : p.num_pages, odd ? 7 : 0, odd && !is_v};
+  Axis tokens{ragged ? call.num_kv_rows : p.page_size, odd ? 5 : 0, false};
+  Axis heads{p.kv_heads, odd ? (is_v ? 1 : 3) : 0, odd && is_v};
+  const Layout layout = p.kv_layout == ATTNFOLD_NHD ? lay_out({&pages, &tokens, &heads}, dim)
+                                                    : lay_out({&pages, &heads, &tokens}, dim);
+  *strides = {ragged ? 0 : pages.stride, tokens.stride, heads.stride};
+  *offset = layout.offset;
+  return filled(layout.elements, p.kv_dtype, gap_byte);
+}
+
+void allocate_kv_pair(Call* call, bool odd, int gap_byte) {
+  const attnfold_problem& p = call->problem;
+  call->k =
+      allocate_kv(*call, p.head_dim_qk, odd, false, gap_byte, &call->k_strides, &call->k_offset);
+  call->v =
+      allocate_kv(*call, p.head_dim_vo, odd, true, gap_byte, &call->v_strides, &call->v_offset);
+}
+
+// ------------------------------------------------ page tables
+
+struct TableOptions {
+  bool csr;
+  bool permute;
+  bool poison;  // no page, and a wild id, where no row looks
+  uint64_t seed;
+};
+
+/** Gives every request pages of its own; sets num_pages and the tables. */
+void make_tables(Call* call, const TableOptions& options) {
+  attnfold_problem& p = call->problem;
+  const int64_t page_size = p.page_size;
+  const auto pages_of = [&](int32_t r) { return (call->kv_len[r] + page_size - 1) / page_size; };
+  const auto has_page = [&](int32_t r, int64_t i) {
+    const KeyRange seen = seen_of(*call, r);
+    return !options.poison || (i * page_size < seen.end && (i + 1) * page_size > seen.begin);
+  };
+  int64_t widest = 0, used = 0;
+  for (int32_t r = 0; r < call->batch; ++r) {
+    widest = std::max(widest, pages_of(r));
+    for (int64_t i = 0; i < pages_of(r); ++i) used += has_page(r, i);
+  }
+  p.num_pages = used + kSparePages;
+  std::vector<int32_t> ids =
+      permutation(static_cast<int32_t>(p.num_pages), hash_of(options.seed, kPages));
+  if (!options.permute) std::sort(ids.begin(), ids.end());
+
+  const int32_t unused = options.poison ? kWildPage : 0;
+  call->block_table.clear();
+  call->kv_indptr.clear();
+  call->kv_indices.clear();
+  call->block_table_stride = options.csr ? 0 : widest + 1;
+  if (options.csr) call->kv_indptr.push_back(0);
+  size_t next = 0;
+  for (int32_t r = 0; r < call->batch; ++r) {
+    std::vector<int32_t> row;
+    for (int64_t i = 0; i < pages_of(r); ++i) row.push_back(has_page(r, i) ? ids[next++] : unused);
+    if (options.csr) {
+      call->kv_indices.insert(call->kv_indices.end(), row.begin(), row.end());
+      call->kv_indptr.push_back(static_cast<int32_t>(call->kv_indices.size()));
+    } else {
+      row.resize(call->block_table_stride, unused);
+      call->block_table.insert(call->block_table.end(), row.begin(), row.end());
+    }
+  }
+}
+
+/** Rows of each request one after the other, `slack` unused rows behind each and at the end. */
+void make_ragged(Call* call, int32_t slack) {
+  call->block_table.clear();
+  call->block_table_stride = 0;
+  call->kv_indices.clear();
+  call->kv_indptr.assign(1, 0);
+  for (int32_t n : call->kv_len) {
+    call->kv_indptr.push_back(call->kv_indptr.back() + n + slack);
+  }
+  call->num_kv_rows = call->kv_indptr.back() + slack;
+}
+
+// ------------------------------------------------ values
+
+void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t word, float range) {
+  for (int32_t d = 0; d < dim; d += 2) {
+    const auto [a, b] = normals_of(hash_of(word, d));
+    store_f32(to, static_cast<DType>(dtype), at + d, static_cast<float>(a * range));
+    store_f32(to, static_cast<DType>(dtype), at + d + 1, static_cast<float>(b * range));
+  }
+}
+
+void draw_q(Call* call, uint64_t seed, float range) {
+  const attnfold_problem& p = call->problem;
+  for (int32_t r = 0; r < call->batch; ++r) {
+    for (int32_t i = 0; i < qo_len_of(*call, r); ++i) {
+      const int64_t position = int64_t{call->kv_len[r]} - qo_len_of(*call, r) + i;
+      const int64_t row =
+          call->q_offset + (int64_t{call->qo_indptr[r]} + i) * call->q_strides.token;
+      for (int32_t head = 0; head < p.qo_heads; ++head) {
+        draw_row(call->q->data(), p.q_dtype, row + head * call->q_strides.head, p.head_dim_qk,
+                 hash_of(seed, kQ, r, position, head), range);
+      }
+    }
+  }
+}
+
+void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_seen) {
+  const attnfold_problem& p = call->problem;
+  Buffer& to = tensor == kK ? *call->k : *call->v;
+  const Strides& strides = tensor == kK ? call->k_strides : call->v_strides;
+  const int64_t offset = tensor == kK ? call->k_offset : call->v_offset;
+  const int32_t dim = tensor == kK ? p.head_dim_qk : p.head_dim_vo;
+  for (int32_t r = 0; r < call->batch; ++r) {
+    const KeyRange range_of_keys = only_seen ? seen_of(*call, r) : KeyRange{0, call->kv_len[r]};
+    for (int64_t j = range_of_keys.begin; j < range_of_keys.end; ++j) {
+      const int64_t at = call->kv_element_offset(r, static_cast<int32_t>(j), strides, offset);
+      for (int32_t head = 0; head < p.kv_heads; ++head) {
+        draw_row(to.data(), p.kv_dtype, at + head * strides.head, dim,
+                 hash_of(seed, tensor, r, j, head), range);
+      }
+    }
+  }
+}
+
+// ------------------------------------------------ copies
+
+/** k and v of the keys of request `r_from` that some row of request `r_to` sees. */
+void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
+  const attnfold_problem& p = from.problem;
+  const int64_t bytes = dtype_bytes(static_cast<DType>(p.kv_dtype));
+  const KeyRange seen = seen_of(*to, r_to);
+  for (int64_t key = seen.begin; key < seen.end; ++key) {
+    const int32_t j = static_cast<int32_t>(key);
+    const int64_t k_from = from.kv_element_offset(r_from, j, from.k_strides, from.k_offset);
+    const int64_t v_from = from.kv_element_offset(r_from, j, from.v_strides, from.v_offset);
+    const int64_t k_to = to->kv_element_offset(r_to, j, to->k_strides, to->k_offset);
+    const int64_t v_to = to->kv_element_offset(r_to, j, to->v_strides, to->v_offset);
+    for (int32_t head = 0; head < p.kv_heads; ++head) {
+      std::memcpy(to->k->data() + (k_to + head * to->k_strides.head) * bytes,
+                  from.k->data() + (k_from + head * from.k_strides.head) * bytes,
+                  p.head_dim_qk * bytes);
+      std::memcpy(to->v->data() + (v_to + head * to->v_strides.head) * bytes,
+                  from.v->data() + (v_from + head * from.v_strides.head) * bytes,
+                  p.head_dim_vo * bytes);
+    }
+  }
+}
+
+/** Rows of q and of the recorded answer: `rows[i]` of `from` becomes row i. */
+void copy_rows(const Call& from, const std::vector<int32_t>& rows, Call* to) {
+  const attnfold_problem& p = from.problem;
+  allocate_q(to, false, 0);
+  const int64_t q_bytes = dtype_bytes(static_cast<DType>(p.q_dtype));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (int32_t head = 0; head < p.qo_heads; ++head) {
+      const int64_t at =
+          from.q_offset + rows[i] * from.q_strides.token + head * from.q_strides.head;
+      const int64_t row = static_cast<int64_t>(i) * to->q_strides.token;
+      std::memcpy(to->q->data() + (to->q_offset + row + head * to->q_strides.head) * q_bytes,
+                  from.q->data() + at * q_bytes, p.head_dim_qk * q_bytes);
+    }
+  }
+  if (from.recorded_o != nullptr) {
+    const int64_t bytes = int64_t{p.qo_heads} * p.head_dim_vo * dtype_bytes(from.recorded_o_dtype);
+    to->recorded_o = std::make_shared<Buffer>(rows.size() * bytes);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(to->recorded_o->data() + i * bytes, from.recorded_o->data() + rows[i] * bytes,
+                  bytes);
+    }
+  }
+  to->recorded_lse.clear();
+  if (from.recorded_lse.empty()) return;
+  for (int32_t row : rows) {
+    const auto begin = from.recorded_lse.begin() + int64_t{row} * p.qo_heads;
+    to->recorded_lse.insert(to->recorded_lse.end(), begin, begin + p.qo_heads);
+  }
+}
+
+std::vector<int32_t> iota(int32_t begin, int32_t end) {
+  std::vector<int32_t> values;
+  for (int32_t x = begin; x < end; ++x) values.push_back(x);
+  return values;
+}
+
+}  // namespace
+
+Call generate(const Spec& spec, uint64_t seed) {
+  Call call;
+  call.problem = spec.problem;
+  call.batch = static_cast<int32_t>(spec.qo_len.size());
+  call.kv_len = spec.kv_len;
+  call.qo_indptr.assign(1, 0);
+  for (int32_t n : spec.qo_len) call.qo_indptr.push_back(call.qo_indptr.back() + n);
+  if (spec.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
+    make_ragged(&call, spec.poison ? 2 : 0);
+  } else {
+    make_tables(&call, {spec.csr, spec.permute_pages, spec.poison, seed});
+  }
+  fit_maxima(&call, true);
+  const int gap_byte = spec.poison ? kPoison : 0;
+  allocate_q(&call, spec.odd_strides, gap_byte);
+  allocate_kv_pair(&call, spec.odd_strides, gap_byte);
+  draw_q(&call, seed, spec.q_range);
+  draw_kv(&call, kK, seed, spec.k_range, spec.poison);
+  draw_kv(&call, kV, seed, spec.v_range, spec.poison);
+  call.origin = "generated, seed " + std::to_string(seed);
+  return call;
+}
+
+Call select_requests(const Call& call, const std::vector<int32_t>& pick) {
+  Call out = call;
+  out.batch = static_cast<int32_t>(pick.size());
+  out.qo_indptr.assign(1, 0);
+  out.kv_len.clear();
+  std::vector<int32_t> rows;
+  for (int32_t r : pick) {
+    for (int32_t row : iota(call.qo_indptr[r], call.qo_indptr[r + 1])) rows.push_back(row);
+    out.qo_indptr.push_back(static_cast<int32_t>(rows.size()));
+    out.kv_len.push_back(call.kv_len[r]);
+  }
+  if (call.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
+    make_ragged(&out, 1);
+    allocate_kv_pair(&out, false, kPoison);
+    for (int32_t i = 0; i < out.batch; ++i) copy_keys(call, pick[i], &out, i);
+  } else if (call.kv_indptr.empty()) {
+    out.block_table.clear();
+    for (int32_t r : pick) {
+      const auto row = call.block_table.begin() + r * call.block_table_stride;
+      out.block_table.insert(out.block_table.end(), row, row + call.block_table_stride);
+    }
+  } else {
+    out.kv_indices.clear();
+    out.kv_indptr.assign(1, 0);
+    for (int32_t r : pick) {
+      out.kv_indices.insert(out.kv_indices.end(), call.kv_indices.begin() + call.kv_indptr[r],
+                            call.kv_indices.begin() + call.kv_indptr[r + 1]);
+      out.kv_indptr.push_back(static_cast<int32_t>(out.kv_indices.size()));
+    }
+  }
+  copy_rows(call, rows, &out);
+  fit_maxima(&out, false);
+  return out;
+}
+
+Call repage(const Call& call, int32_t page_size, attnfold_kv_layout layout, bool csr,
+            uint64_t page_seed) {
+  Call out = call;
+  out.problem.kv_storage = ATTNFOLD_KV_PAGED;
+  out.problem.kv_layout = layout;
+  out.problem.page_size = page_size;
+  out.num_kv_rows = 0;
+  make_tables(&out, {csr, true, true, page_seed});
+  allocate_kv_pair(&out, false, kPoison);
+  for (int32_t r = 0; r < out.batch; ++r) copy_keys(call, r, &out, r);
+  return out;
+}
+
+Call to_ragged(const Call& call) {
+  Call out = call;
+  out.problem.kv_storage = ATTNFOLD_KV_RAGGED;
+  out.problem.kv_layout = ATTNFOLD_NHD;
+  make_ragged(&out, 0);
+  allocate_kv_pair(&out, false, kPoison);
+  for (int32_t r = 0; r < out.batch; ++r) copy_keys(call, r, &out, r);
+  return out;
+}
+
+Call chunk_of(const Call& call, int32_t r, int32_t begin, int32_t end) {
+  const int32_t after = qo_len_of(call, r) - end;  // new tokens that this chunk does not have yet
+  Call out = select_requests(call, {r});
+  out.qo_indptr = {0, end - begin};
+  copy_rows(call, iota(call.qo_indptr[r] + begin, call.qo_indptr[r] + end), &out);
+  out.kv_len[0] = std::max(0, call.kv_len[r] - after);
+  fit_maxima(&out, false);
+  return out;
+}
+
+}  // namespace attnfold::check

@@ -1,0 +1,53 @@
+// A validated problem, as kernels see it: plain data.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/mask.h"
+
+namespace attnfold {
+
+struct Problem {
+  int32_t qo_heads, kv_heads, group_size;
+  int32_t head_dim_qk, head_dim_vo;
+  DType q_dtype, kv_dtype, o_dtype;
+  int32_t ragged;        // 1: k and v are rows at kv_indptr; 0: pages
+  int32_t page_size;
+  Mask mask;
+  float score_scale;     // sm_scale * log2(e): scores are kept in the log2 domain
+};
+
+/** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides in elements. */
+template <class Byte>
+struct View {
+  Byte* data;
+  int64_t stride_page, stride_token, stride_head;
+};
+
+/** The tensors of one run, with every stride resolved. */
+struct Tensors {
+  View<const char> q, k, v;
+  View<char> o;
+  float* lse;            // or null
+  int64_t lse_stride_row, lse_stride_head;
+};
+
+/** The lengths of one step.  One of block_table and kv_indices is set, or neither if ragged. */
+struct Lengths {
+  int32_t batch;
+  const int32_t* qo_indptr;     // [batch + 1]
+  const int32_t* kv_len;        // [batch]
+  const int32_t* block_table;   // [batch, block_table_stride]
+  int64_t block_table_stride;
+  const int32_t* kv_indptr;     // [batch + 1]
+  const int32_t* kv_indices;
+};
+
+/** Page ids of request r, in key order. */
+ATTNFOLD_HD inline const int32_t* pages_of(const Lengths& lengths, int32_t r) {
+  return lengths.block_table ? lengths.block_table + r * lengths.block_table_stride
+                             : lengths.kv_indices + lengths.kv_indptr[r];
+}
+
+}  // namespace attnfold

@@ -1,0 +1,184 @@
+#include "cpu/backend.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "cpu/cpu_features.h"
+
+namespace attnfold::cpu {
+namespace {
+
+void append(std::vector<const KernelRow*>* table, KernelRows rows) {
+  for (int32_t i = 0; i < rows.count; ++i) table->push_back(rows.data + i);
+}
+
+std::vector<const KernelRow*> make_table() {
+  std::vector<const KernelRow*> table;
+#if defined(__x86_64__)
+  // The bf16 dot comes first where it is the fast instruction; on Intel float32 fma on widened keys is faster.
+  if (!features().slow_bf16_dot) append(&table, avx512_bf16::rows());
+  append(&table, avx512::rows());
+  if (features().slow_bf16_dot) append(&table, avx512_bf16::rows());
+  append(&table, avx2::rows());
+#endif
+  append(&table, scalar::rows());
+  return table;
+}
+
+/** Sets round-to-nearest and no flushing, and puts back what the thread had. */
+class FloatingPointMode {
+ public:
+#if defined(__x86_64__)
+  FloatingPointMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~FloatingPointMode() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+struct Body {
+  void (*call)(void* context, int32_t i);
+  void* context;
+};
+
+void call_in_mode(void* body, int32_t i) {
+  FloatingPointMode mode;
+  const Body* b = static_cast<const Body*>(body);
+  b->call(b->context, i);
+}
+
+/** OpenMP's threads do not survive a fork, and a child that waits for them hangs: it takes fresh threads for each call. */
+bool in_forked_child() {
+  static const pid_t first = getpid();
+  return getpid() != first;
+}
+[[maybe_unused]] const bool kPidIsNoted = (in_forked_child(), true);  // at load, in the parent
+
+/** Each body once, on `num_threads` threads made for this call, the caller's among them. */
+void run_on_fresh_threads(int32_t num_threads, int32_t n, Body* body) {
+  std::atomic<int32_t> next{0};
+  const auto take_bodies = [&] {
+    for (int32_t i = next++; i < n; i = next++) call_in_mode(body, i);
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (int32_t t = 1; t < num_threads && t < n; ++t) threads.emplace_back(take_bodies);
+  } catch (...) {  // no more threads to be had: those that are there do the work
+  }
+  take_bodies();
+  for (std::thread& t : threads) t.join();
+}
+
+void run_items(void* args, int32_t worker) {
+  const auto* call = static_cast<const std::pair<const KernelRow*, const RunArgs*>*>(args);
+  call->first->run_worker(*call->second, worker);
+}
+
+constexpr int32_t kMergeRows = 32;  // rows of a shared unit per task of the second pass
+
+int32_t num_merge_tasks(const RunArgs& args, const SharedUnit& shared) {
+  const int32_t rows = unit_rows(*args.shape, args.schedule->units[shared.unit]);
+  return (rows + kMergeRows - 1) / kMergeRows;
+}
+
+void run_merge(void* args, int32_t task) {
+  const auto* call = static_cast<const std::pair<const KernelRow*, const RunArgs*>*>(args);
+  const RunArgs& a = *call->second;
+  for (int32_t s = 0; s < a.schedule->num_shared; ++s) {
+    const int32_t n = num_merge_tasks(a, a.schedule->shared[s]);
+    if (task < n) {
+      const int32_t rows = unit_rows(*a.shape, a.schedule->units[a.schedule->shared[s].unit]);
+      const int32_t begin = task * kMergeRows, end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
+      call->first->merge(a, {s, begin, end});
+      return;
+    }
+    task -= n;
+  }
+}
+
+}  // namespace
+
+const std::vector<const KernelRow*>& kernel_table() {
+  static const std::vector<const KernelRow*> table = make_table();
+  return table;
+}
+
+std::string why_row_rejects(const KernelRow& row, const Problem& problem) {
+  const std::string machine = why_not(row.isa);
+  if (!machine.empty()) return machine;
+  if (row.kv_dtype != problem.kv_dtype) {
+    return std::string("kv_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " + dtype_name(problem.kv_dtype);
+  }
+  if (row.q_is_kv_dtype && problem.q_dtype != row.kv_dtype) {
+    return std::string("q_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " + dtype_name(problem.q_dtype);
+  }
+  return "";
+}
+
+UnitShape unit_shape(const Problem& p) {
+  UnitShape s;
+  s.kv_heads = p.kv_heads;
+  s.group_size = p.group_size;
+  s.small_rows = 32;
+  s.max_rows = 128;
+  s.read_cost = 4;
+  s.state_row_floats = state_row_floats(p);
+  return s;
+}
+
+size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
+  const size_t rows = static_cast<size_t>(max_unit_rows(shape));
+  const size_t per_row = 2 * sizeof(int32_t) + sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
+  const size_t row_pointers = 3 * (kLeaf * sizeof(const char*));
+  const size_t rounding = 9 * 64;
+  return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;
+}
+
+int32_t usable_cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
+  const unsigned n = std::thread::hardware_concurrency();
+  return n > 0 ? static_cast<int32_t>(n) : 1;
+}
+
+void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i), void* context) {
+  Body b{body, context};
+  if (n <= 0) return;
+  if (threads.parallel_for && n > 1) {
+    threads.parallel_for(threads.user, n, call_in_mode, &b);
+    return;
+  }
+  if (n > 1 && threads.num_threads > 1) {
+#if defined(_OPENMP)
+    if (in_forked_child()) return run_on_fresh_threads(threads.num_threads, n, &b);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads.num_threads < n ? threads.num_threads : n)
+    for (int32_t i = 0; i < n; ++i) call_in_mode(&b, i);
+    return;
+#else
+    return run_on_fresh_threads(threads.num_threads, n, &b);
+#endif
+  }
+  for (int32_t i = 0; i < n; ++i) call_in_mode(&b, i);
+}
+
+void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
+  std::pair<const KernelRow*, const RunArgs*> call{&row, &args};
+  run_parallel(threads, args.schedule->num_workers, run_items, &call);
+  int32_t tasks = 0;
+  for (int32_t s = 0; s < args.schedule->num_shared; ++s) tasks += num_merge_tasks(args, args.schedule->shared[s]);
+  run_parallel(threads, tasks, run_merge, &call);
+}
+
+}  // namespace attnfold::cpu

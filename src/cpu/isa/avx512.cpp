@@ -1,0 +1,46 @@
+// Rows for AVX-512 F, BW, DQ and VL.  Bits are those of the scalar rows.
+#if defined(__x86_64__)
+
+// gcc 12 warns about the undefined registers inside its own header.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/kernel_row.h"
+#include "cpu/target_region.h"
+
+ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+
+namespace attnfold::cpu::avx512 {
+namespace {
+#include "cpu/simd/avx512.h"
+// clang-format off
+#include "core/exp2.inl"
+#include "cpu/scores.inl"
+#include "cpu/values.inl"
+#include "cpu/attend.inl"
+// clang-format on
+}  // namespace
+
+KernelRows rows() {
+  static constexpr KernelRow kRows[] = {
+      {"cpu_avx512/bf16", "avx512", "f32 f16 bf16", DType::bf16, false, "cpu-fma-1/bf16",
+       run_worker<DType::bf16, FmaScores<DType::bf16>>, merge_shared<DType::bf16>},
+      {"cpu_avx512/f16", "avx512", "f32 f16 bf16", DType::f16, false, "cpu-fma-1/f16",
+       run_worker<DType::f16, FmaScores<DType::f16>>, merge_shared<DType::f16>},
+      {"cpu_avx512/f32", "avx512", "f32 f16 bf16", DType::f32, false, "cpu-fma-1/f32",
+       run_worker<DType::f32, FmaScores<DType::f32>>, merge_shared<DType::f32>},
+  };
+  return {kRows, 3};
+}
+
+}  // namespace attnfold::cpu::avx512
+
+ATTNFOLD_TARGET_END
+
+#endif

@@ -1,0 +1,60 @@
+// Row for AVX-512 with the bf16 dot product: bf16 queries on bf16 keys.  Scores by vdpbf16ps, the rest as the AVX-512 rows.
+#if defined(__x86_64__)
+
+// gcc 12 warns about the undefined registers inside its own header.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/kernel_row.h"
+#include "cpu/target_region.h"
+
+ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+
+namespace attnfold::cpu::avx512_bf16 {
+namespace {
+#include "cpu/simd/avx512.h"
+// clang-format off
+#include "core/exp2.inl"
+#include "cpu/scores.inl"
+#include "cpu/values.inl"
+#include "cpu/attend.inl"
+// clang-format on
+
+/** Scores by bf16 dot: lane i of the chain takes elements 2i and 2i + 1 of each chunk. */
+struct DotScores {
+  using Q = uint16_t;
+  static constexpr DType kKeys = DType::bf16;
+  using Chunk = __m512i;
+  ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return _mm512_loadu_si512(k); }
+  ATTNFOLD_LANE_FN Chunk load_partial(const char* k, int n) {
+    return _mm512_maskz_loadu_epi16((1u << n) - 1, k);
+  }
+  ATTNFOLD_LANE_FN Lanes step(const Q* q, Chunk k, Lanes acc) {
+    return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(q)), reinterpret_cast<__m512bh>(k))};
+  }
+  static void pack_q(const void* q, DType, int head_dim, Q* out) {
+    memcpy(out, q, static_cast<size_t>(head_dim) * sizeof(Q));
+    for (int e = head_dim; e < padded(head_dim); ++e) out[e] = 0;
+  }
+};
+}  // namespace
+
+KernelRows rows() {
+  static constexpr KernelRow kRows[] = {
+      {"cpu_avx512_bf16/bf16_bf16", "avx512_bf16", "bf16", DType::bf16, true, "cpu-dpbf16-1/bf16",
+       run_worker<DType::bf16, DotScores>, merge_shared<DType::bf16>},
+  };
+  return {kRows, 1};
+}
+
+}  // namespace attnfold::cpu::avx512_bf16
+
+ATTNFOLD_TARGET_END
+
+#endif

@@ -1,0 +1,130 @@
+// Scores of a block of rows on a block of keys.  Included inside an ISA's anonymous namespace, after its Lanes.
+//
+// One score is 16 lane chains over the head dim, summed by the one tree of reduce_add.  A decode's single row and a prefill's
+// tile take the same chains, so a token's score has the same bits from both.
+//
+// Per block of R rows x N keys: N key rows read once from memory, R query rows from L1; R x N accumulators.
+
+/** 32 elements past `n` read as 0; nothing past `n` is touched. */
+template <DType T>
+ATTNFOLD_LANE_FN Pair load32_partial(const char* p, int n) {
+  alignas(64) char chunk[kChunk * 4] = {};
+  memcpy(chunk, p, static_cast<size_t>(n) * (T == DType::f32 ? 4 : 2));
+  return load32<T>(chunk);
+}
+
+/** Where element e of a chunk of 32 stands in [a | b] of load32. */
+template <DType T>
+ATTNFOLD_LANE_FN constexpr int lane_slot(int e) {
+  return T == DType::bf16 ? (e % 2) * 16 + e / 2 : e;
+}
+
+/** Scores by float32 fma on widened keys; q in float32, in lane order. */
+template <DType T>
+struct FmaScores {
+  using Q = float;
+  static constexpr DType kKeys = T;
+  using Chunk = Pair;
+  ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return load32<T>(k); }
+  ATTNFOLD_LANE_FN Chunk load_partial(const char* k, int n) { return load32_partial<T>(k, n); }
+  ATTNFOLD_LANE_FN Lanes step(const Q* q, Chunk k, Lanes acc) { return fma(load(q + 16), k.b, fma(load(q), k.a, acc)); }
+  static void pack_q(const void* q, DType q_dtype, int head_dim, Q* out) {
+    for (int e = 0; e < padded(head_dim); ++e) {
+      out[e / kChunk * kChunk + lane_slot<T>(e % kChunk)] = e < head_dim ? load_f32(q, q_dtype, e) : 0.0f;
+    }
+  }
+};
+
+template <class S, int R, int N>
+ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typename S::Chunk* k, Lanes* acc) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      Lanes& a = acc[block_slot(r * N + n)];
+      a = S::step(q + r * q_stride, k[n], a);
+    }
+  }
+}
+
+/**
+ * s[r * kLeaf + n] = q[r] . k[n] for n < kBlock / R keys.
+ *
+ * q            R rows of q_stride elements, packed by S::pack_q
+ * keys         row pointers; head_offset bytes from them to this kv head
+ */
+template <class S, int R, int kChunks>
+__attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride, const char* const* keys,
+                                           int64_t head_offset, int head_dim, float* s) {
+  constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
+  constexpr int kElementBytes = S::kKeys == DType::f32 ? 4 : 2;
+  Lanes acc[kBlock];
+#pragma GCC unroll 16
+  for (int f = 0; f < kBlock; ++f) acc[f] = splat(0.0f);
+  const char* k_row[N];
+  for (int n = 0; n < N; ++n) k_row[n] = keys[n] + head_offset;
+  const int chunks = kChunks ? kChunks : head_dim / kChunk;
+#pragma GCC unroll 2
+  for (int c = 0; c < chunks; ++c) {
+    typename S::Chunk k[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) k[n] = S::load_chunk(k_row[n] + c * kChunk * kElementBytes);
+    score_step<S, R, N>(q + c * kChunk, q_stride, k, acc);
+  }
+  if (const int tail = kChunks ? 0 : head_dim % kChunk) {
+    typename S::Chunk k[N];
+    for (int n = 0; n < N; ++n) k[n] = S::load_partial(k_row[n] + chunks * kChunk * kElementBytes, tail);
+    score_step<S, R, N>(q + chunks * kChunk, q_stride, k, acc);
+  }
+  alignas(64) float sums[kBlock];
+  sum_block(acc, sums);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) memcpy(s + r * kLeaf, sums + r * N, N * sizeof(float));
+}
+
+/** Scores of `rows` rows on the 16 keys from `keys` on. */
+template <class S, int kChunks>
+void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys, int64_t head_offset, int head_dim,
+                   float* s) {
+  for (int r = 0; r < rows;) {
+    const int left = rows - r;
+    const int block = left < kMaxRowBlock ? left : kMaxRowBlock;
+    const int step = block == 3 ? kBlock / 4 : kBlock / block;
+    for (int n = 0; n < 16; n += step) {
+      const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
+      float* s_r = s + r * kLeaf + n;
+      if constexpr (kMaxRowBlock == 4) {
+        if (block == 4) score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+        if (block == 3) score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+      }
+      if (block == 2) score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+      if (block == 1) score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+    }
+    r += block;
+  }
+}
+
+/**
+ * The state of one row on one leaf, but for o: s becomes p.
+ *
+ * s            [kLeaf] raw scores; those outside [begin, end) hold anything.  Afterwards p = 2^(x - m) inside, and 0 up to
+ *              the lanes' edges
+ */
+ATTNFOLD_LANE_FN void leaf_softmax(float* s, int begin, int end, float score_scale, float* m, float* l) {
+  const int lane_begin = begin & ~15, lane_end = (end + 15) & ~15;
+  const Lanes scale = splat(score_scale);
+  for (int i = lane_begin; i < lane_end; i += 16) store(s + i, mul(load(s + i), scale));
+  for (int i = lane_begin; i < begin; ++i) s[i] = -__builtin_inff();
+  for (int i = end; i < lane_end; ++i) s[i] = -__builtin_inff();
+  Lanes largest = splat(kLowest);
+  for (int i = lane_begin; i < lane_end; i += 16) largest = max_keep_nan(load(s + i), largest);  // passes over NaN
+  *m = reduce_max(largest);
+  const Lanes max = splat(*m);
+  Lanes sum = splat(0.0f);
+  for (int i = lane_begin; i < lane_end; i += 16) {
+    const Lanes p = exp2_lanes(sub(load(s + i), max));
+    store(s + i, p);
+    sum = add(sum, p);
+  }
+  *l = reduce_add(sum);
+}

@@ -1,0 +1,238 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "plan/validate.h"
+
+namespace attnfold {
+namespace {
+
+constexpr uintptr_t kWorkspaceAlignment = 64;
+
+/** Read once; later changes of the environment are not seen. */
+const std::string& environment_isa() {
+  static const std::string isa = std::getenv("ATTNFOLD_ISA") ? std::getenv("ATTNFOLD_ISA") : "";
+  return isa;
+}
+
+int32_t default_threads() {
+  static const int32_t threads = [] {
+    const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
+    const long n = text ? std::strtol(text, nullptr, 10) : 0;
+    return n >= 1 && n <= 1024 ? static_cast<int32_t>(n) : std::min(cpu::usable_cpus(), 1024);
+  }();
+  return threads;
+}
+
+std::string isa_names() {
+  std::string names;
+  for (const cpu::KernelRow* row : cpu::kernel_table()) {
+    if (names.find(row->isa) == std::string::npos || (std::strcmp(row->isa, "avx512") == 0 && names == "avx512_bf16")) {
+      names += (names.empty() ? "" : ", ") + std::string(row->isa);
+    }
+  }
+  return names;
+}
+
+/** avx512_bf16 has a row for bf16 alone; its name takes the AVX-512 rows along for the other types. */
+bool isa_admits(const std::string& isa, const char* row_isa) {
+  return isa.empty() || isa == row_isa || (isa == "avx512_bf16" && std::strcmp(row_isa, "avx512") == 0);
+}
+
+uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
+  for (int i = 0; i < 8; ++i) h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
+  return h;
+}
+
+}  // namespace
+
+Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow** row) {
+  const std::string wanted = isa ? isa : environment_isa();
+  std::string why;
+  bool known = wanted.empty();
+  // Rows of a forced ISA come first, whatever the table prefers.
+  for (const bool exact : {true, false}) {
+    for (const cpu::KernelRow* candidate : cpu::kernel_table()) {
+      if (!isa_admits(wanted, candidate->isa)) continue;
+      known = true;
+      if (!wanted.empty() && exact != (wanted == candidate->isa)) continue;
+      const std::string reason = cpu::why_row_rejects(*candidate, problem);
+      if (reason.empty()) {
+        // A forced ISA that the machine lacks is an error, not a reason to take its companion rows.
+        *row = candidate;
+        return {};
+      }
+      why += std::string(why.empty() ? "" : "; ") + candidate->name + ": " + reason;
+      if (!wanted.empty() && exact && reason.find("this CPU") == 0) {
+        return {ATTNFOLD_UNSUPPORTED, "isa: expected one that this machine runs, got " + wanted + "; " + reason};
+      }
+    }
+  }
+  if (!known) return invalid(isa ? "isa" : "ATTNFOLD_ISA", "one of " + isa_names(), wanted);
+  return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + why};
+}
+
+Status Plan::create(const attnfold_problem* problem, const attnfold_execution* execution, std::unique_ptr<Plan>* out) {
+  auto plan = std::make_unique<Plan>();
+  attnfold_execution e;
+  ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &plan->given_, &plan->problem_));
+  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
+  ATTNFOLD_RETURN_IF_ERROR(choose_row(plan->problem_, e.isa, &plan->row_));
+  plan->threads_ = {e.num_threads ? e.num_threads : default_threads(), e.parallel_for, e.parallel_user};
+  plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
+  plan->cut_seed_ = e.cut_seed;
+  ATTNFOLD_RETURN_IF_ERROR(plan->reserve());
+  *out = std::move(plan);
+  return {};
+}
+
+Status Plan::reserve() {
+  shape_ = cpu::unit_shape(problem_);
+  capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows, given_.max_kv_len, num_workers_);
+  if (capacity_.items > INT32_MAX) {
+    return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits", given_.max_qo_rows);
+  }
+  scratch_bytes_ = cpu::worker_scratch_bytes(problem_, shape_);
+  workspace_bytes_ = kWorkspaceAlignment + static_cast<size_t>(num_workers_) * scratch_bytes_ +
+                     static_cast<size_t>(capacity_.state_floats) * sizeof(float);
+  qo_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
+  kv_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
+  kv_len_.resize(static_cast<size_t>(given_.max_batch));
+  units_.resize(static_cast<size_t>(capacity_.units));
+  items_.resize(static_cast<size_t>(capacity_.items));
+  shared_.resize(static_cast<size_t>(num_workers_));
+  worker_items_.resize(static_cast<size_t>(num_workers_) + 1);
+  schedule_.units = units_.data();
+  schedule_.items = items_.data();
+  schedule_.shared = shared_.data();
+  schedule_.worker_items = worker_items_.data();
+  return {};
+}
+
+Status Plan::update(const attnfold_lengths* lengths) {
+  attnfold_lengths l;
+  ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_.mask, lengths, &l));
+  lengths_ = {l.batch, qo_indptr_.data(), kv_len_.data(), l.block_table, l.block_table_stride, kv_indptr_.data(), l.kv_indices};
+  qo_indptr_[0] = 0;
+  reads_kv_ = false;
+  for (int32_t r = 0; r < l.batch; ++r) {
+    qo_indptr_[r + 1] = l.qo_indptr[r + 1];
+    kv_len_[r] = l.kv_len ? l.kv_len[r] : l.kv_indptr[r + 1] - l.kv_indptr[r];
+    reads_kv_ = reads_kv_ || (kv_len_[r] > 0 && qo_indptr_[r + 1] > qo_indptr_[r]);
+  }
+  if (l.batch > 0 && l.kv_indptr) std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
+  num_kv_rows_ = l.num_kv_rows;
+  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data()}, num_workers_, cut_seed_,
+                 capacity_.state_floats, &schedule_);
+  updated_ = true;
+  return {};
+}
+
+Status Plan::check_updated() const {
+  if (updated_) return {};
+  return invalid("plan", "a successful attnfold_plan_update before", "none");
+}
+
+Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_updated());
+  cpu::RunArgs args{};
+  const TensorExtents extents{qo_indptr_[lengths_.batch], problem_.ragged ? num_kv_rows_ : given_.page_size,
+                              problem_.ragged ? 1 : given_.num_pages, reads_kv_};
+  ATTNFOLD_RETURN_IF_ERROR(validate_tensors(given_, extents, tensors, &args.tensors));
+  if (extents.qo_rows == 0) return {};
+  if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};
+  if (workspace_bytes < workspace_bytes_) {
+    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " + std::to_string(workspace_bytes_) + ", got " +
+                                           std::to_string(workspace_bytes)};
+  }
+  const uintptr_t base = (reinterpret_cast<uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
+  args.problem = &problem_;
+  args.shape = &shape_;
+  args.schedule = &schedule_;
+  args.lengths = &lengths_;
+  args.scratch = reinterpret_cast<char*>(base);
+  args.scratch_bytes = scratch_bytes_;
+  args.states = reinterpret_cast<float*>(base + static_cast<size_t>(num_workers_) * scratch_bytes_);
+  cpu::run(*row_, threads_, args);
+  return {};
+}
+
+int64_t Plan::kv_bytes() const {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < schedule_.num_items; ++i) {
+    const Item& item = items_[i];
+    const Unit& unit = units_[item.unit];
+    const int64_t begin = std::max<int64_t>(unit.key_begin, static_cast<int64_t>(item.leaf_begin) * kLeaf);
+    const int64_t end = std::min<int64_t>(unit.key_end, static_cast<int64_t>(item.leaf_end) * kLeaf);
+    if (begin < end) bytes += (end - begin) * unit.num_kv_heads;
+  }
+  return bytes * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
+}
+
+uint64_t Plan::schedule_id() const {
+  uint64_t h = 0xcbf29ce484222325u;
+  int32_t share = -1, worker = -1;  // shares counted without the empty ones
+  for (int32_t i = 0; i < schedule_.num_items; ++i) {
+    const Item& item = items_[i];
+    const Unit& u = units_[item.unit];
+    if (item.worker != worker) ++share;
+    worker = item.worker;
+    for (const int64_t value : {share, u.request, u.qo_begin, u.num_qo, u.kv_head_begin, u.num_kv_heads, item.leaf_begin,
+                                item.leaf_end}) {
+      h = hash_step(h, value);
+    }
+  }
+  return h;
+}
+
+Status Plan::report(attnfold_plan_report* out) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_updated());
+  attnfold_plan_report r{};
+  r.num_workers = num_workers_;
+  r.num_requests = lengths_.batch;
+  r.num_units = schedule_.num_units;
+  r.num_items = schedule_.num_items;
+  r.num_cuts = schedule_.num_items - schedule_.num_units;
+  for (int32_t i = 0; i < schedule_.num_items; ++i) {
+    const Unit& u = units_[items_[i].unit];
+    const bool cut = items_[i].leaf_end != u.leaf_end;
+    if (cut && items_[i].leaf_end % kSuperChunk != 0) ++r.num_cuts_inside;
+  }
+  for (int32_t i = 0; i < schedule_.num_units; ++i) {
+    const Unit& u = units_[i];
+    r.num_leaves += u.leaf_end - u.leaf_begin;
+    if (u.leaf_end > u.leaf_begin) {
+      const int32_t chunks = (u.leaf_end - 1) / kSuperChunk - u.leaf_begin / kSuperChunk + 1;
+      r.max_super_chunks = std::max(r.max_super_chunks, chunks);
+    }
+  }
+  r.max_worker_cost = schedule_.max_worker_cost;
+  r.total_cost = schedule_.total_cost;
+  r.max_leaf_cost = schedule_.max_leaf_cost;
+  r.partial_bytes = 2 * schedule_.state_floats * static_cast<int64_t>(sizeof(float));
+  r.kv_bytes = kv_bytes();
+  r.schedule_id = schedule_id();
+  const size_t size = out->struct_size;
+  r.struct_size = size;
+  std::memcpy(static_cast<void*>(out), &r, std::min(size, sizeof(r)));
+  return {};
+}
+
+Status Plan::item(int32_t index, attnfold_plan_item* out) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_updated());
+  if (index < 0 || index >= schedule_.num_items) {
+    return invalid("index", "0.." + std::to_string(schedule_.num_items - 1), index);
+  }
+  const Item& item = items_[index];
+  const Unit& u = units_[item.unit];
+  const size_t size = out->struct_size;
+  const attnfold_plan_item i = {size,     item.worker,     item.unit,      u.request,       u.qo_begin,
+                                u.num_qo, u.kv_head_begin, u.num_kv_heads, item.leaf_begin, item.leaf_end};
+  std::memcpy(static_cast<void*>(out), &i, std::min(size, sizeof(i)));
+  return {};
+}
+
+}  // namespace attnfold

@@ -1,0 +1,58 @@
+// A plan: one problem on one backend, and the schedule of its current step.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attnfold/attnfold.h"
+#include "core/problem.h"
+#include "cpu/backend.h"
+#include "plan/schedule.h"
+#include "status.h"
+
+namespace attnfold {
+
+/** The kernel row for a problem: the first of the table that serves it, among those of `isa` (or NULL: any). */
+Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow** row);
+
+class Plan {
+ public:
+  static Status create(const attnfold_problem* problem, const attnfold_execution* execution, std::unique_ptr<Plan>* out);
+
+  Status update(const attnfold_lengths* lengths);
+  Status run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const;
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  Status report(attnfold_plan_report* out) const;
+  Status item(int32_t index, attnfold_plan_item* out) const;
+  const cpu::KernelRow& row() const { return *row_; }
+
+ private:
+  Status reserve();
+  int64_t kv_bytes() const;
+  uint64_t schedule_id() const;
+  Status check_updated() const;
+
+  attnfold_problem given_;         // every default resolved
+  Problem problem_;
+  cpu::Threads threads_;
+  int32_t num_workers_;
+  uint64_t cut_seed_;
+  const cpu::KernelRow* row_;
+  UnitShape shape_;
+  ScheduleCapacity capacity_;
+  size_t scratch_bytes_, workspace_bytes_;
+
+  bool updated_ = false;
+  bool reads_kv_ = false;
+  int64_t num_kv_rows_ = 0;        // ragged
+  Schedule schedule_{};
+  Lengths lengths_{};              // points at the arrays below, and at the caller's page tables
+  std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
+  std::vector<Unit> units_;
+  std::vector<Item> items_;
+  std::vector<SharedUnit> shared_;
+  std::vector<int32_t> worker_items_;
+};
+
+}  // namespace attnfold

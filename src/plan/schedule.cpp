@@ -1,0 +1,193 @@
+#include "plan/schedule.h"
+
+namespace attnfold {
+namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/** How the rows of a request of `qo_len` tokens are grouped: follows from that request alone. */
+struct RowSets {
+  int32_t tokens;     // per row set
+  int32_t kv_heads;   // per row set
+};
+
+RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
+  const int64_t head_rows = qo_len * shape.group_size;
+  if (head_rows <= shape.small_rows) {
+    const int64_t heads = shape.max_rows / (head_rows > 0 ? head_rows : 1);
+    return {static_cast<int32_t>(qo_len), static_cast<int32_t>(clamp_to(heads, 1, shape.kv_heads))};
+  }
+  const int32_t tokens = shape.max_rows / shape.group_size;
+  return {tokens > 1 ? tokens : 1, 1};
+}
+
+/** Appends the units of one request; returns their cost. */
+int64_t add_units(const UnitShape& shape, const Mask& mask, int32_t request, int32_t qo_len, int32_t kv_len, Schedule* s) {
+  const RowSets sets = row_sets(shape, qo_len);
+  int64_t cost = 0;
+  for (int32_t token = 0; token < qo_len; token += sets.tokens) {
+    for (int32_t head = 0; head < shape.kv_heads; head += sets.kv_heads) {
+      Unit& u = s->units[s->num_units++];
+      u.request = request;
+      u.qo_begin = token;
+      u.num_qo = sets.tokens < qo_len - token ? sets.tokens : qo_len - token;
+      u.kv_head_begin = head;
+      u.num_kv_heads = sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
+      const KeyRange keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      u.key_begin = keys.begin;
+      u.key_end = keys.end;
+      u.leaf_begin = keys.begin / kLeaf;
+      u.leaf_end = keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
+      u.leaf_cost = static_cast<int64_t>(u.num_kv_heads) * shape.read_cost + unit_rows(shape, u);
+      if (u.leaf_end > u.leaf_begin && u.leaf_cost > s->max_leaf_cost) s->max_leaf_cost = u.leaf_cost;
+      cost += u.leaf_cost * (u.leaf_end - u.leaf_begin);
+    }
+  }
+  return cost;
+}
+
+uint64_t mix(uint64_t x) {  // splitmix64's finaliser
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/** Places the cuts one after the other on the line of all leaves. */
+class Cutter {
+ public:
+  Cutter(int32_t num_workers, uint64_t seed, int64_t total, int64_t max_leaf_cost)
+      : num_workers_(num_workers), seed_(seed), total_(total), max_leaf_cost_(max_leaf_cost) {}
+
+  /** Where cut `w` (1..num_workers-1) should lie; random ones are sorted by repeated selection of the next larger. */
+  int64_t wish(int32_t w, int64_t previous) const {
+    if (seed_ == 0) return total_ / num_workers_ * w + total_ % num_workers_ * w / num_workers_;
+    const int64_t left = total_ - previous;
+    const int32_t cuts_left = num_workers_ - w;
+    const uint64_t r = mix(seed_ ^ mix(static_cast<uint64_t>(w)));
+    const int64_t span = left / (cuts_left + 1) * 2 + 1;
+    return clamp_to(previous + static_cast<int64_t>(r % static_cast<uint64_t>(span)), previous, total_);
+  }
+
+  /** The leaf of `unit` (which starts at `start` on the line) to cut at for a wish inside it. */
+  int32_t place(const Unit& unit, int64_t start, int64_t wish) {
+    const int32_t floor_leaf = unit.leaf_begin + static_cast<int32_t>((wish - start) / unit.leaf_cost);
+    if (seed_ != 0) return floor_leaf;
+    const int64_t into = wish - start - (floor_leaf - unit.leaf_begin) * unit.leaf_cost;
+    const int32_t nearest = floor_leaf + (into * 2 > unit.leaf_cost ? 1 : 0);
+    const int32_t edge = (floor_leaf + kSuperChunk / 2) / kSuperChunk * kSuperChunk;  // of the nearest super-chunk
+    const int32_t candidates[] = {edge, nearest, floor_leaf};
+    for (const int32_t candidate : candidates) {
+      if (candidate < unit.leaf_begin || candidate > unit.leaf_end) continue;
+      const int64_t drift = start + (candidate - unit.leaf_begin) * unit.leaf_cost - wish;
+      const bool near = drift <= unit.leaf_cost && -drift <= unit.leaf_cost;
+      if (near && drift - drift_ <= max_leaf_cost_) {  // the share that ends here: at most one leaf over
+        drift_ = drift;
+        return candidate;
+      }
+    }
+    drift_ = start + (floor_leaf - unit.leaf_begin) * unit.leaf_cost - wish;
+    return floor_leaf;
+  }
+
+ private:
+  const int32_t num_workers_;
+  const uint64_t seed_;
+  const int64_t total_, max_leaf_cost_;
+  int64_t drift_ = 0;  // of the last cut from its wish
+};
+
+/** Gives the items of one unit, cut at its boundaries, their places for states; whole again if they do not fit. */
+void place_states(const UnitShape& shape, int32_t unit_index, int32_t item_begin, int64_t capacity, Schedule* s) {
+  const Unit& unit = s->units[unit_index];
+  const int32_t n = s->num_items - item_begin;
+  if (n == 1) {
+    s->items[item_begin].state_offset = -1;
+    return;
+  }
+  const int64_t state = static_cast<int64_t>(unit_rows(shape, unit)) * shape.state_row_floats;
+  int64_t offset = s->state_floats;
+  for (int32_t i = item_begin; i < s->num_items; ++i) {
+    s->items[i].state_offset = offset;
+    offset += num_spans(unit, s->items[i]) * state;
+  }
+  if (offset > capacity) {
+    s->items[item_begin].leaf_end = unit.leaf_end;
+    s->items[item_begin].state_offset = -1;
+    s->num_items = item_begin + 1;
+    return;
+  }
+  s->state_floats = offset;
+  s->shared[s->num_shared++] = {unit_index, item_begin, n};
+}
+
+void count_worker_items(Schedule* s) {
+  int32_t item = 0;
+  for (int32_t w = 0; w < s->num_workers; ++w) {
+    s->worker_items[w] = item;
+    int64_t cost = 0;
+    for (; item < s->num_items && s->items[item].worker == w; ++item) {
+      const Item& it = s->items[item];
+      cost += s->units[it.unit].leaf_cost * (it.leaf_end - it.leaf_begin);
+    }
+    if (cost > s->max_worker_cost) s->max_worker_cost = cost;
+  }
+  s->worker_items[s->num_workers] = item;
+}
+
+}  // namespace
+
+ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, int32_t max_qo_rows, int32_t max_kv_len,
+                                   int32_t num_workers) {
+  const int64_t tokens = shape.max_rows / shape.group_size > 1 ? shape.max_rows / shape.group_size : 1;
+  ScheduleCapacity c;
+  // A request has at most ceil(qo_len / tokens) row sets per kv head, whether small or large; one without tokens has none.
+  const int64_t requests = max_batch < max_qo_rows ? max_batch : max_qo_rows;
+  c.units = (requests + max_qo_rows / tokens) * shape.kv_heads;
+  c.items = c.units + num_workers;
+  // Per worker two items that are cut: at most kSuperChunk - 1 single leaves, a prefix and a row each.  Whole super-chunks:
+  // four times the longest request's; where a batch wants more, units stay whole.
+  const int64_t leaves = divide_up(max_kv_len, kLeaf);
+  const int64_t chunks = divide_up(leaves, kSuperChunk) + 1;
+  const int64_t states = num_workers == 1 ? 0 : 4 * chunks + static_cast<int64_t>(num_workers) * 2 * (kSuperChunk + 1);
+  c.state_floats = states * max_unit_rows(shape) * shape.state_row_floats;
+  return c;
+}
+
+void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths& lengths, int32_t num_workers,
+                    uint64_t cut_seed, int64_t state_floats_capacity, Schedule* s) {
+  s->num_units = s->num_items = s->num_shared = 0;
+  s->num_workers = num_workers;
+  s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
+  for (int32_t r = 0; r < lengths.batch; ++r) {
+    const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
+    if (qo_len > 0) s->total_cost += add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
+  }
+
+  Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
+  int32_t worker = 0;
+  int64_t start = 0;  // of the current unit on the line
+  int64_t wish = num_workers > 1 ? cutter.wish(1, 0) : s->total_cost + 1;
+  for (int32_t u = 0; u < s->num_units; ++u) {
+    const Unit& unit = s->units[u];
+    const int64_t end = start + unit.leaf_cost * (unit.leaf_end - unit.leaf_begin);
+    const int32_t item_begin = s->num_items;
+    int32_t at = unit.leaf_begin;
+    while (worker + 1 < num_workers && wish < end) {
+      int32_t cut = cutter.place(unit, start, wish);
+      if (cut < at) cut = at;
+      if (cut > at) s->items[s->num_items++] = {u, worker, at, cut, -1};
+      at = cut;
+      ++worker;
+      wish = worker + 1 < num_workers ? cutter.wish(worker + 1, wish) : end;
+    }
+    if (at < unit.leaf_end || unit.leaf_begin == unit.leaf_end) {
+      s->items[s->num_items++] = {u, worker, at, unit.leaf_end, -1};
+    }
+    place_states(shape, u, item_begin, state_floats_capacity, s);
+    start = end;
+  }
+  count_worker_items(s);
+}
+
+}  // namespace attnfold

@@ -1,0 +1,32 @@
+// Turns what a caller hands over into plain checked data, or says which argument is wrong.
+#pragma once
+
+#include "attnfold/attnfold.h"
+#include "core/problem.h"
+#include "status.h"
+
+namespace attnfold {
+
+/** Reads a struct of the public API whose size the caller states: fields the caller does not know keep their defaults. */
+template <class T>
+Status read_struct(const char* name, const T* given, const T& defaults, T* out);
+
+/** Fills `out` and `p` (the struct with every default resolved). */
+Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Problem* out);
+
+Status validate_execution(const attnfold_execution* given, attnfold_execution* e);
+
+/** Checks shapes and every entry that a run may read.  `out` borrows the arrays. */
+Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given, attnfold_lengths* out);
+
+/** What a step's lengths say about the tensors of a run. */
+struct TensorExtents {
+  int64_t qo_rows;
+  int64_t kv_tokens;    // tokens of a page, or rows if ragged
+  int64_t num_pages;    // 1 if ragged
+  bool reads_kv;        // some row sees some key
+};
+
+Status validate_tensors(const attnfold_problem& p, const TensorExtents& extents, const attnfold_tensors* given, Tensors* out);
+
+}  // namespace attnfold

@@ -1,0 +1,134 @@
+// Checks of the tensors of one run: present, aligned, strided without overlap, apart from each other.
+#include <algorithm>
+#include <cstdint>
+
+#include "plan/validate.h"
+
+namespace attnfold {
+namespace {
+
+constexpr uintptr_t kAlignment = 16;
+
+/** Bytes that a tensor may touch, from the first to one past the last. */
+struct Extent {
+  const char* name;
+  uintptr_t begin = 0, end = 0;
+};
+
+/** Element offsets that n steps of `stride` span, below and above 0. */
+struct Reach {
+  __int128 low = 0, high = 0;
+  void add(int64_t n, int64_t stride) {
+    const __int128 far = static_cast<__int128>(n - 1) * stride;
+    (far < 0 ? low : high) += far;
+  }
+};
+
+Status check_pointer(const char* name, const void* p, uintptr_t alignment) {
+  if (!p) return invalid(name, "a pointer", "NULL");
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0) {
+    return invalid(name, "an address that is a multiple of " + std::to_string(alignment),
+                   "one that is " + std::to_string(reinterpret_cast<uintptr_t>(p) % alignment) + " past it");
+  }
+  return {};
+}
+
+/** The extent of [n0, n1, n2, width] elements; an error if it does not fit the address space. */
+Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const int64_t (&stride)[3], int64_t width, int bytes,
+                 Extent* out) {
+  Reach reach;
+  for (int i = 0; i < 3; ++i) reach.add(n[i], stride[i]);
+  const __int128 base = static_cast<__int128>(reinterpret_cast<uintptr_t>(p));
+  const __int128 low = base + reach.low * bytes, high = base + (reach.high + width) * bytes;
+  if (low < 0 || high > static_cast<__int128>(UINTPTR_MAX)) {
+    return invalid(name, "strides that stay within the address space", "strides that leave it");
+  }
+  *out = {name, static_cast<uintptr_t>(low), static_cast<uintptr_t>(high)};
+  return {};
+}
+
+/** Rows and heads of an output must not overlap each other. */
+Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
+                            int64_t width) {
+  const int64_t r = row_stride < 0 ? -row_stride : row_stride, h = head_stride < 0 ? -head_stride : head_stride;
+  const bool row_outer = (heads == 1 || h >= width) && (rows == 1 || r >= (heads - 1) * h + width);
+  const bool head_outer = (rows == 1 || r >= width) && (heads == 1 || h >= (rows - 1) * r + width);
+  if (!row_outer && !head_outer) {
+    return invalid(std::string(name) + "_stride_row", "strides whose rows and heads of " + std::to_string(width) +
+                   " elements do not overlap", "row " + std::to_string(row_stride) + ", head " + std::to_string(head_stride));
+  }
+  return {};
+}
+
+bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
+
+Status check_apart(const Extent& output, const Extent& other) {
+  if (!overlap(output, other)) return {};
+  return invalid(output.name, std::string("memory apart from ") + other.name, "memory that overlaps it");
+}
+
+int64_t or_default(int64_t stride, int64_t packed) { return stride != 0 ? stride : packed; }
+
+struct KvStrides {
+  int64_t page, token, head;
+};
+
+/** Default strides of k or v in the problem's layout. */
+KvStrides packed_kv(const attnfold_problem& p, const TensorExtents& e, int64_t width) {
+  if (p.kv_layout == ATTNFOLD_HND) return {p.kv_heads * e.kv_tokens * width, width, e.kv_tokens * width};
+  return {p.kv_heads * e.kv_tokens * width, p.kv_heads * width, width};
+}
+
+Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents& e, const void* data, const KvStrides& given,
+                int64_t width, View<const char>* view, Extent* extent) {
+  const KvStrides packed = packed_kv(p, e, width);
+  *view = {static_cast<const char*>(data), or_default(given.page, packed.page), or_default(given.token, packed.token),
+           or_default(given.head, packed.head)};
+  *extent = {name};
+  if (!e.reads_kv) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, data, kAlignment));
+  const int64_t n[3] = {e.num_pages, e.kv_tokens, p.kv_heads};
+  const int64_t stride[3] = {view->stride_page, view->stride_token, view->stride_head};
+  return extent_of(name, data, n, stride, width, dtype_bytes(static_cast<DType>(p.kv_dtype)), extent);
+}
+
+}  // namespace
+
+Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const attnfold_tensors* given, Tensors* out) {
+  const attnfold_tensors defaults = ATTNFOLD_TENSORS_INIT;
+  attnfold_tensors t;
+  ATTNFOLD_RETURN_IF_ERROR(read_struct("tensors", given, defaults, &t));
+  *out = {};
+  if (e.qo_rows == 0) return {};
+  const int64_t rows = e.qo_rows, heads = p.qo_heads;
+  Extent q, k, v, o, lse;
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer("q", t.q, kAlignment));
+  out->q = {static_cast<const char*>(t.q), 0, or_default(t.q_stride_row, heads * p.head_dim_qk),
+            or_default(t.q_stride_head, p.head_dim_qk)};
+  ATTNFOLD_RETURN_IF_ERROR(extent_of("q", t.q, {1, rows, heads}, {0, out->q.stride_token, out->q.stride_head}, p.head_dim_qk,
+                                     dtype_bytes(static_cast<DType>(p.q_dtype)), &q));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_kv("k", p, e, t.k, {t.k_stride_page, t.k_stride_token, t.k_stride_head}, p.head_dim_qk, &out->k, &k));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_kv("v", p, e, t.v, {t.v_stride_page, t.v_stride_token, t.v_stride_head}, p.head_dim_vo, &out->v, &v));
+
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer("o", t.o, kAlignment));
+  out->o = {static_cast<char*>(t.o), 0, or_default(t.o_stride_row, heads * p.head_dim_vo),
+            or_default(t.o_stride_head, p.head_dim_vo)};
+  ATTNFOLD_RETURN_IF_ERROR(check_output_strides("o", rows, out->o.stride_token, heads, out->o.stride_head, p.head_dim_vo));
+  ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads}, {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
+                                     dtype_bytes(static_cast<DType>(p.o_dtype)), &o));
+  for (const Extent* input : {&q, &k, &v}) ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
+  if (!t.lse) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer("lse", t.lse, sizeof(float)));
+  out->lse = t.lse;
+  out->lse_stride_row = or_default(t.lse_stride_row, heads);
+  out->lse_stride_head = or_default(t.lse_stride_head, 1);
+  ATTNFOLD_RETURN_IF_ERROR(check_output_strides("lse", rows, out->lse_stride_row, heads, out->lse_stride_head, 1));
+  ATTNFOLD_RETURN_IF_ERROR(
+      extent_of("lse", t.lse, {1, rows, heads}, {0, out->lse_stride_row, out->lse_stride_head}, 1, sizeof(float), &lse));
+  for (const Extent* other : {&q, &k, &v, &o}) ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
+  return {};
+}
+
+}  // namespace attnfold

@@ -1,0 +1,274 @@
+// The float64 oracle: attention as a textbook states it, for every problem that the engine takes.
+//
+//   score(j) = sm_scale * sum_d q[d] * k[j][d]              over the keys j that the row sees
+//   lse      = log(sum_j exp(score(j)))
+//   o[d]     = sum_j exp(score(j) - lse) * v[j][d]
+//
+// The only code shared with the engine is the exact decoding of stored values in core/dtype.h.
+//
+// What happens at the edges:
+//   a row that sees no key                     o = 0, lse = -inf
+//   a row whose visible scores are all -inf    every weight is 0: lse = -inf, o = 0, or NaN where
+//                                              a visible v is not finite
+//   a visible score that is NaN or +inf        o and lse are NaN
+//   weight 0 times a v that is not finite      NaN, as in any IEEE arithmetic; a weight too small
+//                                              for float32 counts as 0, so that this does not hang
+//                                              on float64's longer reach
+//
+// Beside the truth stands its yardstick: the same formula in plain float32, each sum in order of
+// its index, without fma.
+#include "ref/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace attnfold::ref {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// ------------------------------------------------ masks
+// `position` is the query's place among its request's keys: the last query stands at the last key.
+
+/** Causal, aligned bottom-right: a token sees itself and what came before. */
+bool causal_allows(int64_t position, int64_t key) { return key <= position; }
+
+/** A left window of r: of what came before, only the r nearest. */
+bool left_window_allows(int64_t position, int64_t key, int64_t r) { return position - key <= r; }
+
+/** A right window of r: of what comes after, only the r nearest. */
+bool right_window_allows(int64_t position, int64_t key, int64_t r) { return key - position <= r; }
+
+}  // namespace
+
+bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, int32_t i,
+             int32_t j) {
+  const int64_t position = int64_t{kv_len} - qo_len + i;
+  if (j < 0 || j >= kv_len) return false;
+  if (problem.mask == ATTNFOLD_MASK_CAUSAL && !causal_allows(position, j)) return false;
+  if (problem.window_left >= 0 && !left_window_allows(position, j, problem.window_left))
+    return false;
+  if (problem.window_right >= 0 && !right_window_allows(position, j, problem.window_right))
+    return false;
+  return true;
+}
+
+namespace {
+
+// ------------------------------------------------ one request's keys
+
+/** The keys of one request that some asked row sees, and their k and v under one kv head, decoded.
+ */
+struct Keys {
+  std::vector<int32_t> positions;  // [n] rising
+  std::vector<double> k64;         // [head_dim_qk, n]
+  std::vector<double> v64;         // [n, head_dim_vo]
+  std::vector<float> k32, v32;     // the same values, which float32 holds exactly
+  size_t n() const { return positions.size(); }
+};
+
+/** Queries `tokens` of request r; keys that none of them sees are never touched, nor are their
+ * table entries. */
+std::vector<int32_t> seen_positions(const check::Call& call, int32_t r,
+                                    const std::vector<int32_t>& tokens) {
+  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+  std::vector<int32_t> seen;
+  for (int32_t j = 0; j < call.kv_len[r]; ++j) {
+    const auto sees_j = [&](int32_t i) {
+      return visible(call.problem, qo_len, call.kv_len[r], i, j);
+    };
+    if (std::any_of(tokens.begin(), tokens.end(), sees_j)) seen.push_back(j);
+  }
+  return seen;
+}
+
+void decode_keys(const check::Call& call, int32_t r, int32_t kv_head, Keys* keys) {
+  const DType type = static_cast<DType>(call.problem.kv_dtype);
+  const size_t n = keys->n(), head_dim_qk = call.problem.head_dim_qk,
+               head_dim_vo = call.problem.head_dim_vo;
+  keys->k64.resize(head_dim_qk * n);
+  keys->k32.resize(head_dim_qk * n);
+  keys->v64.resize(n * head_dim_vo);
+  keys->v32.resize(n * head_dim_vo);
+  for (size_t x = 0; x < n; ++x) {
+    const int32_t j = keys->positions[x];
+    const int64_t k_at =
+        call.kv_element_offset(r, j, call.k_strides, call.k_offset) + kv_head * call.k_strides.head;
+    const int64_t v_at =
+        call.kv_element_offset(r, j, call.v_strides, call.v_offset) + kv_head * call.v_strides.head;
+    for (size_t d = 0; d < head_dim_qk; ++d) {
+      keys->k32[d * n + x] = load_f32(call.k->data(), type, k_at + static_cast<int64_t>(d));
+      keys->k64[d * n + x] = keys->k32[d * n + x];
+    }
+    for (size_t d = 0; d < head_dim_vo; ++d) {
+      keys->v32[x * head_dim_vo + d] =
+          load_f32(call.v->data(), type, v_at + static_cast<int64_t>(d));
+      keys->v64[x * head_dim_vo + d] = keys->v32[x * head_dim_vo + d];
+    }
+  }
+}
+
+// ------------------------------------------------ one row
+
+/** One row's answer in arithmetic of type T. */
+template <typename T>
+struct RowAnswer {
+  std::vector<T> o;  // [head_dim_vo]
+  T lse;
+};
+
+/**
+ * q                  [head_dim_qk]
+ * k                  [head_dim_qk, n]
+ * v                  [n, head_dim_vo]
+ * seen               rising indices into n: the keys that the row sees
+ *
+ * Every sum runs in order of its index: a score over d, the denominator and each o[d] over keys.
+ */
+template <typename T>
+RowAnswer<T> attend(const std::vector<T>& q, const std::vector<T>& k, const std::vector<T>& v,
+                    size_t n, const std::vector<size_t>& seen, T sm_scale, size_t head_dim_vo) {
+  constexpr T inf = std::numeric_limits<T>::infinity();
+  RowAnswer<T> row{std::vector<T>(head_dim_vo, T{0}), -inf};
+  if (seen.empty()) return row;
+
+  // Scores of the keys from the first to the last that the row sees; those between that it does not
+  // see are not used.
+  const size_t begin = seen.front(), end = seen.back() + 1;
+  std::vector<T> score(end - begin, T{0});
+  for (size_t d = 0; d < q.size(); ++d) {
+    const T* k_d = k.data() + d * n + begin;
+    for (size_t x = 0; x < score.size(); ++x) score[x] += q[d] * k_d[x];
+  }
+  for (T& s : score) s *= sm_scale;
+
+  T largest = -inf;
+  bool any_nan = false;
+  for (size_t x : seen) {
+    any_nan |= std::isnan(score[x - begin]);
+    largest = std::max(largest, score[x - begin]);
+  }
+  if (any_nan || largest == inf) {
+    row.lse = std::numeric_limits<T>::quiet_NaN();
+    std::fill(row.o.begin(), row.o.end(), row.lse);
+    return row;
+  }
+
+  T denominator{0};
+  for (size_t x : seen) {
+    T weight = largest == -inf ? T{0} : std::exp(score[x - begin] - largest);
+    if (weight < T{std::numeric_limits<float>::denorm_min()}) weight = T{0};
+    denominator += weight;
+    for (size_t d = 0; d < head_dim_vo; ++d) row.o[d] += weight * v[x * head_dim_vo + d];
+  }
+  if (largest == -inf) return row;
+  for (T& x : row.o) x /= denominator;
+  row.lse = largest + std::log(denominator);
+  return row;
+}
+
+/** How far plain float32 is from the truth.  Where the truth is not finite there is no distance: 0.
+ */
+double distance(double truth, float naive) {
+  if (!std::isfinite(truth)) return 0;
+  return std::isfinite(naive) ? std::fabs(static_cast<double>(naive) - truth) : kInf;
+}
+
+double largest_finite_v(const Keys& keys, const std::vector<size_t>& seen, size_t head_dim_vo) {
+  double largest = 0;
+  for (size_t x : seen) {
+    for (size_t d = 0; d < head_dim_vo; ++d) {
+      const double a = std::fabs(keys.v64[x * head_dim_vo + d]);
+      if (std::isfinite(a)) largest = std::max(largest, a);
+    }
+  }
+  return largest;
+}
+
+/** The scale that the problem means.  It is a float, also where it is the default. */
+float scale_of(const attnfold_problem& problem) {
+  if (problem.sm_scale != ATTNFOLD_SM_SCALE_DEFAULT) return problem.sm_scale;
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim_qk)));
+}
+
+/** Query head `head` of query `i` of request r: fills one row of the truth. */
+void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, const Keys& keys,
+                const std::vector<size_t>& seen, Truth* truth) {
+  const attnfold_problem& problem = call.problem;
+  const size_t head_dim_vo = problem.head_dim_vo;
+  const int64_t row = call.qo_indptr[r] + i;
+  const int64_t q_at = call.q_offset + row * call.q_strides.token + head * call.q_strides.head;
+  std::vector<float> q32(problem.head_dim_qk);
+  for (int32_t d = 0; d < problem.head_dim_qk; ++d) {
+    q32[d] = load_f32(call.q->data(), static_cast<DType>(problem.q_dtype), q_at + d);
+  }
+  const std::vector<double> q64(q32.begin(), q32.end());
+  const float sm_scale = scale_of(problem);
+
+  const auto exact = attend<double>(q64, keys.k64, keys.v64, keys.n(), seen, sm_scale, head_dim_vo);
+  const auto naive = attend<float>(q32, keys.k32, keys.v32, keys.n(), seen, sm_scale, head_dim_vo);
+
+  const size_t at = row * problem.qo_heads + head;
+  std::copy(exact.o.begin(), exact.o.end(), truth->o.begin() + at * head_dim_vo);
+  truth->lse[at] = exact.lse;
+  for (size_t d = 0; d < head_dim_vo; ++d) {
+    truth->naive_o_err[at] = std::max(truth->naive_o_err[at], distance(exact.o[d], naive.o[d]));
+  }
+  truth->naive_lse_err[at] = distance(exact.lse, naive.lse);
+  truth->max_abs_v[at] = largest_finite_v(keys, seen, head_dim_vo);
+}
+
+/** Queries `tokens` of request r, all heads. */
+void answer_request(const check::Call& call, int32_t r, const std::vector<int32_t>& tokens,
+                    Truth* truth) {
+  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+  Keys keys;
+  keys.positions = seen_positions(call, r, tokens);
+  for (int32_t kv_head = 0; kv_head < call.problem.kv_heads; ++kv_head) {
+    decode_keys(call, r, kv_head, &keys);
+    for (int32_t i : tokens) {
+      std::vector<size_t> seen;
+      for (size_t x = 0; x < keys.n(); ++x) {
+        if (visible(call.problem, qo_len, call.kv_len[r], i, keys.positions[x])) seen.push_back(x);
+      }
+      for (int32_t g = 0; g < call.group_size(); ++g) {
+        answer_row(call, r, i, kv_head * call.group_size() + g, keys, seen, truth);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Truth answer_rows(const check::Call& call, const std::vector<int32_t>& rows) {
+  const size_t num_rows = static_cast<size_t>(call.num_rows()) * call.problem.qo_heads;
+  Truth truth;
+  truth.o.assign(num_rows * call.problem.head_dim_vo, 0);
+  truth.lse.assign(num_rows, 0);
+  truth.naive_o_err.assign(num_rows, 0);
+  truth.naive_lse_err.assign(num_rows, 0);
+  truth.max_abs_v.assign(num_rows, 0);
+
+  std::vector<int32_t> sorted = rows;
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  for (int32_t r = 0; r < call.batch; ++r) {
+    std::vector<int32_t> tokens;
+    for (int32_t row : sorted) {
+      if (row >= call.qo_indptr[r] && row < call.qo_indptr[r + 1])
+        tokens.push_back(row - call.qo_indptr[r]);
+    }
+    if (!tokens.empty()) answer_request(call, r, tokens, &truth);
+  }
+  return truth;
+}
+
+Truth answer(const check::Call& call) {
+  std::vector<int32_t> rows(call.num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  return answer_rows(call, rows);
+}
+
+}  // namespace attnfold::ref

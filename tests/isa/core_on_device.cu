@@ -1,0 +1,32 @@
+// Calls the functions of src/core from a kernel, and from host code that nvcc compiled.
+#include "core/dtype.h"
+#include "core/fold.h"
+#include "core/mask.h"
+#include "core/problem.h"
+
+namespace attnfold {
+namespace {
+
+/** A little of everything; the numbers mean nothing. */
+ATTNFOLD_HD float use_core(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, int32_t i) {
+  const KeyRange range = visible_keys(mask, lengths.qo_indptr[1], lengths.kv_len[0], i);
+  const int32_t page = pages_of(lengths, 0)[range.begin / dtype_bytes(dtype)];
+  const float a = load_f32(data, dtype, page), b = f16_to_f32(f32_to_f16(a)) + bf16_to_f32(f32_to_bf16(a));
+  const FoldStep step = fold_step(a, b);
+  const float l = fold_value(step, 1.0f, 2.0f);
+  return lse_of(a, l) / divisor_of(l) + log_f32(l) + exp2_f32(-a);
+}
+
+__global__ void use_core_kernel(Lengths lengths, Mask mask, const void* data, DType dtype, void* out) {
+  const int32_t i = static_cast<int32_t>(threadIdx.x);
+  store_f32(out, dtype, i, use_core(lengths, mask, data, dtype, i));
+}
+
+}  // namespace
+
+float use_core_on_host(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, void* out) {
+  use_core_kernel<<<1, 32>>>(lengths, mask, data, dtype, out);
+  return use_core(lengths, mask, data, dtype, 0);
+}
+
+}  // namespace attnfold

@@ -1,0 +1,150 @@
+// Flags that several subcommands share, and the kernel table as a vector.
+#include "command.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+namespace attnfold::tools {
+namespace {
+
+template <class T>
+bool parse_whole(const std::string& text, T& value) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end;
+}
+
+/** "a/b" or "a" (then b = a). */
+std::pair<int32_t, int32_t> parse_pair(const std::string& flag, const std::string& text) {
+  const size_t slash = text.find('/');
+  std::pair<int32_t, int32_t> p{0, 0};
+  const bool first = parse_whole(text.substr(0, slash), p.first);
+  p.second = p.first;
+  if (!first || (slash != std::string::npos && !parse_whole(text.substr(slash + 1), p.second))) {
+    throw BadInput(fmt::format("{}: expected a number, or two as in 32/8, got {}", flag, text));
+  }
+  return p;
+}
+
+attnfold_dtype parse_dtype(const std::string& flag, const std::string& text) {
+  if (text == "f32") return ATTNFOLD_F32;
+  if (text == "f16") return ATTNFOLD_F16;
+  if (text == "bf16") return ATTNFOLD_BF16;
+  throw BadInput(fmt::format("{}: expected f32, f16 or bf16, got {}", flag, text));
+}
+
+/** 0 or 1: which of the two words `text` is. */
+int parse_either(const std::string& flag, const std::string& text, const char* zero, const char* one) {
+  if (text == zero) return 0;
+  if (text == one) return 1;
+  throw BadInput(fmt::format("{}: expected {} or {}, got {}", flag, zero, one, text));
+}
+
+}  // namespace
+
+std::string version_text() {
+  const int32_t v = attnfold_version();
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+CLI::Validator in_range(int64_t low, int64_t high) {
+  auto check = [low, high](std::string& text) -> std::string {
+    int64_t value = 0;
+    if (parse_whole(text, value) && low <= value && value <= high) return {};
+    return fmt::format("expected {}..{}, got {}", low, high, text);
+  };
+  return CLI::Validator(check, fmt::format("{}..{}", low, high), "in_range");
+}
+
+CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads) {
+  return sub->add_option("--threads", threads, "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process")
+      ->check(in_range(1, 1024));
+}
+
+CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa) {
+  return sub->add_option("--isa", isa, "Force the kernel rows of this ISA (`attnfold info` lists them); default by CPUID")
+      ->type_name("NAME");
+}
+
+CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend) {
+  auto check = [](std::string& text) -> std::string {
+    return text == "cpu" ? std::string() : fmt::format("expected cpu, got {}", text);
+  };
+  return sub->add_option("--backend", backend, "Where to run")->check(CLI::Validator(check, "cpu"))->type_name("");
+}
+
+std::vector<attnfold_kernel_info> kernel_table() {
+  std::vector<attnfold_kernel_info> rows;
+  for (int32_t i = 0; i < attnfold_num_kernels(); ++i) {
+    attnfold_kernel_info info{};
+    info.struct_size = sizeof(info);
+    if (attnfold_get_kernel(i, &info) != ATTNFOLD_OK) throw std::runtime_error(attnfold_last_error());
+    rows.push_back(info);
+  }
+  return rows;
+}
+
+void require_isa(const std::string& isa) {
+  if (isa.empty()) return;
+  std::vector<std::string> names;
+  std::string why_not;
+  for (const attnfold_kernel_info& row : kernel_table()) {
+    if (row.isa == isa) {
+      if (row.available != 0) return;
+      why_not = row.why_not;
+    }
+    if (std::find(names.begin(), names.end(), row.isa) == names.end()) names.emplace_back(row.isa);
+  }
+  if (!why_not.empty()) throw BadInput(fmt::format("--isa: {} is not available here: {}", isa, why_not));
+  throw BadInput(fmt::format("--isa: expected one of {}, got {}", fmt::join(names, ", "), isa));
+}
+
+void ProblemFlags::add_to(CLI::App* sub) {
+  const std::string group = "Problem";
+  auto add = [&](const char* flag, auto& target, const char* help) {
+    CLI::Option* option = sub->add_option(flag, target, help)->group(group)->capture_default_str();
+    options_.push_back(option);
+    return option;
+  };
+  add("--heads", heads_, "qo_heads/kv_heads")->type_name("N[/N]");
+  add("--head-dim", head_dim_, "head_dim, or head_dim_qk/head_dim_vo")->type_name("N[/N]");
+  add("--q", q_, "Storage type of q: f32, f16 or bf16")->type_name("DTYPE");
+  add("--kv", kv_, "Storage type of k and v: f32, f16 or bf16")->type_name("DTYPE");
+  add("--o", o_, "Storage type of o: q's type (default) or f32")->type_name("DTYPE");
+  add("--storage", storage_, "Where k and v are: paged or ragged")->type_name("KIND");
+  add("--layout", layout_, "Order of a page's axes: NHD (token-major) or HND (head-major)")->type_name("LAYOUT");
+  add("--page-size", page_size_, "Tokens per page")->type_name("N");
+  add("--mask", mask_, "causal (bottom-right: query i sees keys j <= kv_len - qo_len + i) or none")->type_name("KIND");
+  add("--window-left", window_left_, "Keys kept before the query's own position; -1 = off")->type_name("N");
+  add("--window-right", window_right_, "Keys kept after it; -1 = off")->type_name("N");
+}
+
+bool ProblemFlags::any_given() const {
+  for (const CLI::Option* option : options_) {
+    if (option->count() > 0) return true;
+  }
+  return false;
+}
+
+attnfold_problem ProblemFlags::problem() const {
+  attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
+  std::tie(p.qo_heads, p.kv_heads) = parse_pair("--heads", heads_);
+  std::tie(p.head_dim_qk, p.head_dim_vo) = parse_pair("--head-dim", head_dim_);
+  p.q_dtype = parse_dtype("--q", q_);
+  p.kv_dtype = parse_dtype("--kv", kv_);
+  p.o_dtype = o_.empty() ? p.q_dtype : parse_dtype("--o", o_);
+  p.kv_storage = static_cast<attnfold_kv_storage>(parse_either("--storage", storage_, "paged", "ragged"));
+  p.kv_layout = static_cast<attnfold_kv_layout>(parse_either("--layout", layout_, "NHD", "HND"));
+  p.mask = static_cast<attnfold_mask_kind>(parse_either("--mask", mask_, "none", "causal"));
+  p.page_size = page_size_;
+  p.window_left = window_left_;
+  p.window_right = window_right_;
+  p.num_pages = 1024;
+  p.max_batch = 64;
+  p.max_qo_rows = 4096;
+  p.max_kv_len = 4096;
+  return p;
+}
+
+}  // namespace attnfold::tools

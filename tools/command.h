@@ -1,0 +1,71 @@
+// What the subcommands of `attnfold` share: exit codes, errors, common flags.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attnfold/attnfold.h"
+
+namespace attnfold::tools {
+
+/** Exit codes of every subcommand. */
+enum ExitCode : int {
+  kRight = 0,
+  kWrong = 1,     // an answer was judged and is wrong
+  kBadInput = 2,  // flags, files or a machine that do not allow an answer; nothing was judged
+  kInternal = 3   // a fault of attnfold itself
+};
+
+/** What the caller has to change; main prints it and exits with kBadInput. */
+struct BadInput : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/** Chosen by the command line, run after it is parsed; returns the exit code. */
+using Command = std::function<int()>;
+
+void add_info(CLI::App& app, Command& command);
+void add_run(CLI::App& app, Command& command);
+void add_verify(CLI::App& app, Command& command);
+void add_bench(CLI::App& app, Command& command);
+
+/** "0.1.0" */
+std::string version_text();
+
+/** A number in [low, high]; the message is "expected low..high, got <text>". */
+CLI::Validator in_range(int64_t low, int64_t high);
+
+// Flags that mean the same in every subcommand.
+CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads);
+CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa);
+CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend);
+
+/** Throws BadInput unless `isa` is "" or names a kernel row that this machine can run. */
+void require_isa(const std::string& isa);
+
+/** NULL for "", as attnfold_execution.isa wants it. */
+inline const char* isa_or_null(const std::string& isa) {
+  return isa.empty() ? nullptr : isa.c_str();
+}
+
+/** Every row of the kernel table, in order of preference. */
+std::vector<attnfold_kernel_info> kernel_table();
+
+/** The flags --heads, --head-dim, --q, --kv and so on, that describe a problem without a file. */
+class ProblemFlags {
+ public:
+  void add_to(CLI::App* sub);
+  bool any_given() const;
+  attnfold_problem problem() const;  // throws BadInput
+
+ private:
+  std::vector<CLI::Option*> options_;
+  std::string heads_ = "32/8", head_dim_ = "128", q_ = "bf16", kv_ = "bf16", o_, storage_ = "paged", layout_ = "NHD",
+              mask_ = "causal";
+  int32_t page_size_ = 16, window_left_ = -1, window_right_ = -1;
+};
+
+}  // namespace attnfold::tools

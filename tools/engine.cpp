@@ -1,0 +1,80 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace attnfold::tools {
+namespace {
+
+void require_ok(attnfold_status status) {
+  if (status != ATTNFOLD_OK) throw EngineError(status, attnfold_last_error());
+}
+
+}  // namespace
+
+PreparedCall::PreparedCall(const check::Call& call, const attnfold_execution& execution)
+    : call_(call), tensors_(call.tensors()) {
+  attnfold_plan* plan = nullptr;
+  require_ok(attnfold_plan_create(&call.problem, &execution, &plan));
+  plan_.reset(plan);
+  update();
+  const int64_t rows_heads = int64_t{call.num_rows()} * call.problem.qo_heads;
+  const DType o_dtype = static_cast<DType>(call.problem.o_dtype);
+  o_ = check::Buffer(static_cast<size_t>(rows_heads * call.problem.head_dim_vo * dtype_bytes(o_dtype)));
+  lse_.resize(static_cast<size_t>(rows_heads));
+  workspace_ = check::Buffer(attnfold_plan_workspace_bytes(plan));
+  tensors_.o = o_.data();
+  tensors_.lse = lse_.data();
+}
+
+void PreparedCall::update() {
+  const attnfold_lengths lengths = call_.lengths();
+  require_ok(attnfold_plan_update(plan_.get(), &lengths, nullptr));
+}
+
+void PreparedCall::run() {
+  require_ok(attnfold_plan_run(plan_.get(), &tensors_, workspace_.data(), workspace_.size(), nullptr));
+}
+
+attnfold_plan_report PreparedCall::report() const {
+  attnfold_plan_report report{};
+  report.struct_size = sizeof(report);
+  require_ok(attnfold_plan_get_report(plan_.get(), &report));
+  return report;
+}
+
+check::Answer PreparedCall::take_answer() {
+  check::Answer answer;
+  answer.report = report();
+  answer.kernel = kernel();
+  answer.numerics_id = numerics_id();
+  answer.o = std::move(o_);
+  answer.lse = std::move(lse_);
+  return answer;
+}
+
+int64_t visible_pairs(const check::Call& call) {
+  const attnfold_problem& problem = call.problem;
+  int64_t pairs = 0;
+  for (int32_t r = 0; r < call.batch; ++r) {
+    const size_t request = static_cast<size_t>(r);
+    const int64_t qo_len = call.qo_indptr[request + 1] - call.qo_indptr[request];
+    const int64_t kv_len = call.kv_len[request];
+    for (int64_t i = 0; i < qo_len; ++i) {
+      const int64_t position = kv_len - qo_len + i;
+      int64_t first = 0, last = kv_len - 1;
+      if (problem.mask == ATTNFOLD_MASK_CAUSAL) last = std::min(last, position);
+      if (problem.window_left >= 0) first = std::max(first, position - problem.window_left);
+      if (problem.window_right >= 0) last = std::min(last, position + problem.window_right);
+      pairs += std::max<int64_t>(0, last - first + 1);
+    }
+  }
+  return pairs;
+}
+
+double useful_flop(const check::Call& call) {
+  const attnfold_problem& problem = call.problem;
+  return 2.0 * static_cast<double>(visible_pairs(call)) * problem.qo_heads * (problem.head_dim_qk + problem.head_dim_vo);
+}
+
+}  // namespace attnfold::tools

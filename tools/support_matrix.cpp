@@ -1,0 +1,108 @@
+#include "support_matrix.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <vector>
+
+#include "command.h"
+#include "core/dtype.h"
+
+namespace attnfold::tools {
+namespace {
+
+using Change = std::function<void(attnfold_problem&)>;
+
+/** A line of the matrix: yes or no for each row. */
+struct Feature {
+  const char* name;
+  Change change;
+};
+
+attnfold_dtype dtype_of(const std::string& name) {
+  return name == "f32" ? ATTNFOLD_F32 : name == "f16" ? ATTNFOLD_F16 : ATTNFOLD_BF16;
+}
+
+/** A plain problem in the types of a row. */
+attnfold_problem plain_problem(const attnfold_kernel_info& row) {
+  attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
+  p.qo_heads = 8;
+  p.kv_heads = 2;
+  p.kv_dtype = dtype_of(row.kv_dtype);
+  const std::string q_dtypes = row.q_dtypes;
+  p.q_dtype = dtype_of(q_dtypes.substr(0, q_dtypes.find(' ')));
+  p.o_dtype = p.q_dtype;
+  p.num_pages = 64;
+  p.max_batch = 4;
+  p.max_qo_rows = 64;
+  p.max_kv_len = 1024;
+  return p;
+}
+
+bool serves(int32_t row, const attnfold_problem& problem) { return attnfold_kernel_serves(row, &problem) == ATTNFOLD_OK; }
+
+/** "8..576 by 8", or the runs of head dims that row serves. */
+std::string head_dims(int32_t row, const attnfold_problem& plain) {
+  std::string text;
+  for (int32_t d = 8; d <= ATTNFOLD_MAX_HEAD_DIM; d += 8) {
+    auto serves_dim = [&](int32_t dim) {
+      attnfold_problem p = plain;
+      p.head_dim_qk = p.head_dim_vo = dim;
+      return dim >= 8 && dim <= ATTNFOLD_MAX_HEAD_DIM && serves(row, p);
+    };
+    if (!serves_dim(d)) continue;
+    int32_t last = d;
+    while (serves_dim(last + 8)) last += 8;
+    text += text.empty() ? "" : ", ";
+    text += last == d ? fmt::format("{}", d) : fmt::format("{}..{} by 8", d, last);
+    d = last;
+  }
+  return text.empty() ? "none" : text;
+}
+
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> kFeatures = {
+      {"o in f32", [](attnfold_problem& p) { p.o_dtype = ATTNFOLD_F32; }},
+      {"head_dim_qk != head_dim_vo", [](attnfold_problem& p) { p.head_dim_qk = 192; p.head_dim_vo = 128; }},
+      {"group size 1", [](attnfold_problem& p) { p.qo_heads = p.kv_heads = 8; }},
+      {"group size 71 (any)", [](attnfold_problem& p) { p.qo_heads = 71; p.kv_heads = 1; }},
+      {"causal (bottom-right)", [](attnfold_problem& p) { p.mask = ATTNFOLD_MASK_CAUSAL; }},
+      {"no mask", [](attnfold_problem& p) { p.mask = ATTNFOLD_MASK_NONE; }},
+      {"window left and right", [](attnfold_problem& p) { p.window_left = 100; p.window_right = 3; }},
+      {"pages of 1 token", [](attnfold_problem& p) { p.page_size = 1; p.num_pages = 4096; }},
+      {"pages of any size", [](attnfold_problem& p) { p.page_size = 37; }},
+      {"token-major pages (NHD)", [](attnfold_problem& p) { p.kv_layout = ATTNFOLD_NHD; }},
+      {"head-major pages (HND)", [](attnfold_problem& p) { p.kv_layout = ATTNFOLD_HND; }},
+      {"ragged and contiguous KV", [](attnfold_problem& p) { p.kv_storage = ATTNFOLD_KV_RAGGED; }},
+  };
+  return kFeatures;
+}
+
+}  // namespace
+
+std::string support_matrix() {
+  const std::vector<attnfold_kernel_info> rows = kernel_table();
+  std::string text = "| kernel row | q | kv | head dim | numerics id |\n| --- | --- | --- | --- | --- |\n";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const attnfold_kernel_info& row = rows[i];
+    text += fmt::format("| `{}` | {} | {} | {} | `{}` |\n", row.name, row.q_dtypes, row.kv_dtype,
+                        head_dims(static_cast<int32_t>(i), plain_problem(row)), row.numerics_id);
+  }
+  text += "\n| feature | rows that serve it |\n| --- | --- |\n";
+  for (const Feature& feature : features()) {
+    std::string names;
+    size_t num_served = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      attnfold_problem problem = plain_problem(rows[i]);
+      feature.change(problem);
+      if (!serves(static_cast<int32_t>(i), problem)) continue;
+      ++num_served;
+      names += fmt::format("{}`{}`", names.empty() ? "" : ", ", rows[i].name);
+    }
+    if (num_served == rows.size()) names = "all";
+    text += fmt::format("| {} | {} |\n", feature.name, names.empty() ? "none" : names);
+  }
+  return text;
+}
+
+}  // namespace attnfold::tools
