@@ -33,9 +33,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   void show(const std::string& text);
+  void clear();
 
  private:
-  void clear();
   std::chrono::steady_clock::time_point start_;
   bool is_terminal_;
   bool shown_ = false;

@@ -81,7 +81,7 @@ typedef enum attnfold_kv_storage {
 /** Order of a page's axes, when no strides are given. */
 typedef enum attnfold_kv_layout {
   ATTNFOLD_NHD = 0, /* token-major: [num_pages, page_size, kv_heads, head_dim]; ragged [kv_rows, kv_heads, head_dim] */
-  ATTNFOLD_HND = 1  /* head-major:  [num_pages, kv_heads, page_size, head_dim]; ragged [kv_heads, kv_rows, head_dim] needs strides */
+  ATTNFOLD_HND = 1  /* head-major:  [num_pages, kv_heads, page_size, head_dim]; ragged [kv_heads, kv_rows, head_dim] */
 } attnfold_kv_layout;
 
 typedef enum attnfold_mask_kind {
@@ -142,7 +142,8 @@ typedef struct attnfold_execution {
   int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS, else the CPUs this process may use; 1..1024 */
   int32_t num_workers;                /* shares the work is cut into; 0 = num_threads; 1..1024 */
   uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
-  const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; a name that `attnfold info` lists forces that row */
+  const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512 or avx512_bf16 forces the
+                                         rows of that name; avx512_bf16 takes the avx512 rows along for other types */
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
   void* parallel_user;                /* handed to parallel_for */
 } attnfold_execution;
@@ -170,7 +171,7 @@ typedef struct attnfold_lengths {
   int64_t block_table_stride;      /* entries from one request's pages to the next one's, >= pages of the longest request */
   const int32_t* kv_indptr;        /* [batch + 1] offsets into kv_indices, or into the rows of ragged k and v */
   const int32_t* kv_indices;       /* [kv_indptr[batch]] page ids, one request after the other */
-  int64_t num_kv_rows;             /* rows that ragged k and v hold; 0 = kv_indptr[batch] */
+  int64_t num_kv_rows;             /* rows that ragged k and v hold (sets head-major packed strides); 0 = kv_indptr[batch] */
 } attnfold_lengths;
 
 #define ATTNFOLD_LENGTHS_INIT \

@@ -5,15 +5,18 @@ namespace attnfold::check::cases {
 namespace {
 
 std::string splits_cover_appended_keys(uint64_t seed, const char* isa) {
-  const Call call = generate(make_spec({8, 8, 128, 128}, DType::f16, kRagged, kNone, {1}, {256 + 196}), seed);
+  const Call call =
+      generate(make_spec({8, 8, 128, 128}, DType::f16, kRagged, kNone, {1}, {256 + 196}), seed);
   return right_under(call, {seed, isa}, {1, 2});
 }
 
 std::string varlen_paged_split(uint64_t seed, const char* isa) {
   for (int32_t page_size : {16, 256}) {
     for (const Lengths& qo_len : {Lengths{1, 3, 5, 1}, Lengths{1, 1, 1, 1}}) {
-      const Spec spec = make_spec({8, 2, 128, 128}, DType::f16, page_size, kCausal, qo_len, {100, 700, 33, 1025});
-      ATTNFOLD_HOLD(in("page " + std::to_string(page_size), right_under(generate(spec, seed), {seed, isa}, {1, 2, 4, 7})));
+      const Spec spec =
+          make_spec({8, 2, 128, 128}, DType::f16, page_size, kCausal, qo_len, {100, 700, 33, 1025});
+      ATTNFOLD_HOLD(in("page " + std::to_string(page_size),
+                       right_under(generate(spec, seed), {seed, isa}, {1, 2, 4, 7})));
     }
   }
   return "";
@@ -23,15 +26,16 @@ std::string auto_splits_paged_nan(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t kv_heads = is_fast(x) ? 8 : 1;
   for (int32_t page_size : {256, 16}) {
-    const Spec spec = make_spec({2 * kv_heads, kv_heads, 128, 128}, DType::bf16, page_size, kNone, Lengths(8, 1),
-                                Lengths(8, 512));
+    const Spec spec = make_spec({2 * kv_heads, kv_heads, 128, 128}, DType::bf16, page_size, kNone,
+                                Lengths(8, 1), Lengths(8, 512));
     Call call = zero_call(spec);
     fill_noise(call, seed);
     Plan automatic(call.problem, execution(x)), single(call.problem, execution(x, 1));
     for (int32_t step = 1; step <= 512; step += is_fast(x) ? 1 : 7) {
       call.kv_len.assign(8, step);
       Answer a, b;
-      const std::string where = "page " + std::to_string(page_size) + ", step " + std::to_string(step);
+      const std::string where =
+          "page " + std::to_string(page_size) + ", step " + std::to_string(step);
       ATTNFOLD_HOLD(in(where, automatic.update(call)));
       ATTNFOLD_HOLD(in(where, automatic.run(call, a)));
       ATTNFOLD_HOLD(in(where, single.update(call)));
@@ -45,7 +49,8 @@ std::string auto_splits_paged_nan(uint64_t seed, const char* isa) {
 }
 
 std::string split_count_agreement(uint64_t seed, const char* isa) {
-  const Call call = generate(make_spec({16, 8, 128, 128}, DType::bf16, kRagged, kNone, {1}, {4096}), seed);
+  const Call call =
+      generate(make_spec({16, 8, 128, 128}, DType::bf16, kRagged, kNone, {1}, {4096}), seed);
   return right_under(call, {seed, isa}, {1, 2, 3, 5, 16, 32, 64, 128});
 }
 
@@ -63,7 +68,8 @@ std::string noncausal_decode_tile_tail(uint64_t seed, const char* isa) {
 
 std::string extra_page_in_table(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  Call exact = zero_call(make_spec({8, 2, 128, 128}, DType::bf16, 16, kNone, {1, 1, 1}, {16, 32, 48}));
+  Call exact =
+      zero_call(make_spec({8, 2, 128, 128}, DType::bf16, 16, kNone, {1, 1, 1}, {16, 32, 48}));
   fill_noise(exact, seed);
   Call extra = with_extra_pages(exact, 1, 50.0f);
   const int32_t page = static_cast<int32_t>(extra.problem.num_pages) - 1;
@@ -71,7 +77,8 @@ std::string extra_page_in_table(uint64_t seed, const char* isa) {
   extra.block_table.clear();
   for (int32_t r = 0; r < 3; ++r) {
     for (int32_t i = 0; i < extra.block_table_stride; ++i) {
-      extra.block_table.push_back(i * 16 < exact.kv_len[r] ? exact.block_table[r * exact.block_table_stride + i] : page);
+      extra.block_table.push_back(
+          i * 16 < exact.kv_len[r] ? exact.block_table[r * exact.block_table_stride + i] : page);
     }
   }
   Answer a, b;
@@ -84,7 +91,8 @@ std::string extra_page_in_table(uint64_t seed, const char* isa) {
 std::string cpu_chunked_prefill_partial_mask_block(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t kv_heads = is_fast(x) ? 2 : 1;
-  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 64, 64}, DType::f32, kRagged, kCausal, {1500}, {1500}));
+  Call call = zero_call(
+      make_spec({4 * kv_heads, kv_heads, 64, 64}, DType::f32, kRagged, kCausal, {1500}, {1500}));
   fill_noise(call, seed);
   Answer whole;
   ATTNFOLD_HOLD(run(call, execution(x), whole));
@@ -93,7 +101,8 @@ std::string cpu_chunked_prefill_partial_mask_block(uint64_t seed, const char* is
     const Call chunk = chunk_of(call, 0, begin, begin + 300);
     Answer part;
     ATTNFOLD_HOLD(run(chunk, execution(x), part));
-    ATTNFOLD_HOLD(same_rows(chunk, part, 0, whole, begin, 300, "chunk at " + std::to_string(begin)));
+    ATTNFOLD_HOLD(
+        same_rows(chunk, part, 0, whole, begin, 300, "chunk at " + std::to_string(begin)));
   }
   return "";
 }
@@ -102,8 +111,8 @@ std::string cpu_mixed_batch_d96_block96(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const bool fast = is_fast(x);
   const int32_t kv_heads = fast ? 3 : 1, long_q = fast ? 2345 : 345, tail_q = fast ? 134 : 34;
-  Call call = zero_call(make_spec({3 * kv_heads, kv_heads, 96, 96}, DType::bf16, 96, kCausal, {long_q, 5, 3, tail_q},
-                                  {long_q, 5, 16, 5131}));
+  Call call = zero_call(make_spec({3 * kv_heads, kv_heads, 96, 96}, DType::bf16, 96, kCausal,
+                                  {long_q, 5, 3, tail_q}, {long_q, 5, 16, 5131}));
   fill_noise(call, seed);
   return right_on_sample(call, x, 9);
 }
@@ -121,8 +130,10 @@ std::string sequence_shorter_than_page(uint64_t seed, const char* isa) {
       ATTNFOLD_HOLD(judge_answer(call, answer));
       ATTNFOLD_HOLD(same_rows(call, answer, 0, answer, 1, 1, "two equal requests"));
       for (int32_t h = 0; h < 32; ++h) {
-        const int64_t at = call.kv_element_offset(0, 0, call.v_strides, call.v_offset) + h / 4 * call.v_strides.head;
-        if (o_at(call, answer, 0, h, 63) != load_f32(call.v->data(), type, at + 63)) return "o is not V of the only key";
+        const int64_t at = call.kv_element_offset(0, 0, call.v_strides, call.v_offset) +
+                           h / 4 * call.v_strides.head;
+        if (o_at(call, answer, 0, h, 63) != load_f32(call.v->data(), type, at + 63))
+          return "o is not V of the only key";
       }
     }
   }
@@ -130,24 +141,25 @@ std::string sequence_shorter_than_page(uint64_t seed, const char* isa) {
 }
 
 constexpr NamedCase kCases[] = {
-    {"splits_cover_appended_keys", "two workers attend all 452 keys", "Dao-AILab/flash-attention#778",
-     splits_cover_appended_keys},
+    {"splits_cover_appended_keys", "two workers attend all 452 keys",
+     "Dao-AILab/flash-attention#778", splits_cover_appended_keys},
     {"varlen_paged_split", "any number of workers gives the reference on a ragged paged batch",
      "Dao-AILab/flash-attention#1217", varlen_paged_split},
-    {"auto_splits_paged_nan", "a growing decode is finite at each step and the same as from one worker",
+    {"auto_splits_paged_nan",
+     "a growing decode is finite at each step and the same as from one worker",
      "pytorch/torchtitan#3235", auto_splits_paged_nan},
-    {"split_count_agreement", "1 to 128 workers: the same bits, all right", "Dao-AILab/flash-attention#1647",
-     split_count_agreement},
+    {"split_count_agreement", "1 to 128 workers: the same bits, all right",
+     "Dao-AILab/flash-attention#1647", split_count_agreement},
     {"noncausal_decode_tile_tail", "equal weights give the plain mean at every tail of a tile",
      "flashinfer-ai/flashinfer#3716", noncausal_decode_tile_tail},
-    {"extra_page_in_table", "lengths, not the number of table entries, say what is read", "pegainfer-project/pegainfer#291",
-     extra_page_in_table},
-    {"cpu_chunked_prefill_partial_mask_block", "chunks of 300 give the bits of one prefill", "pytorch/executorch#9105",
-     cpu_chunked_prefill_partial_mask_block},
-    {"cpu_mixed_batch_d96_block96", "head dim 96 with pages of 96 is right in a mixed batch", "vllm-project/vllm#27954",
-     cpu_mixed_batch_d96_block96},
-    {"sequence_shorter_than_page", "one key in a larger page: o is its V, in every request", "flashinfer-ai/flashinfer#725",
-     sequence_shorter_than_page},
+    {"extra_page_in_table", "lengths, not the number of table entries, say what is read",
+     "pegainfer-project/pegainfer#291", extra_page_in_table},
+    {"cpu_chunked_prefill_partial_mask_block", "chunks of 300 give the bits of one prefill",
+     "pytorch/executorch#9105", cpu_chunked_prefill_partial_mask_block},
+    {"cpu_mixed_batch_d96_block96", "head dim 96 with pages of 96 is right in a mixed batch",
+     "vllm-project/vllm#27954", cpu_mixed_batch_d96_block96},
+    {"sequence_shorter_than_page", "one key in a larger page: o is its V, in every request",
+     "flashinfer-ai/flashinfer#725", sequence_shorter_than_page},
 };
 
 }  // namespace

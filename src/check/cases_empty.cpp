@@ -44,20 +44,23 @@ std::string pair_both_empty(const Context& x, DType type, int32_t width, float e
     for (size_t row = 0; row < kRows; ++row) {
       const float draw = noise(x.seed, static_cast<int64_t>(row), 0, 0, 0);  // both sides together
       const float own = noise(x.seed, static_cast<int64_t>(row), side + 1, 0, 0);
-      const bool both = draw < -0.5f, plus = own > 0.8f, minus = own < -0.8f;
+      const bool both = draw<-0.5f, plus = own> 0.8f, minus = own < -0.8f;
       const bool is_empty = both || plus || minus;
       lse[side].push_back(is_empty ? (plus ? kInf : -kInf) : 4.0f * own);
       if (is_empty) empties[row] |= 1 << side;
       for (int32_t e = 0; e < width; ++e) {
-        o[side].push_back(is_empty ? empty_o : noise(x.seed + 3, static_cast<int64_t>(row), side, e, 0));
+        o[side].push_back(is_empty ? empty_o
+                                   : noise(x.seed + 3, static_cast<int64_t>(row), side, e, 0));
       }
     }
   }
   TypedState a = typed(o[0], lse[0], type), b = typed(o[1], lse[1], type);
-  TypedState out = typed(std::vector<float>(kRows * width, kNaN), std::vector<float>(kRows, kNaN), type);
+  TypedState out =
+      typed(std::vector<float>(kRows * width, kNaN), std::vector<float>(kRows, kNaN), type);
   const attnfold_state sides[2] = {view(a, type), view(b, type)};
   const attnfold_state to = view(out, type);
-  if (attnfold_merge(kTokens, kHeads, width, sides, 2, &to, nullptr, 0) != ATTNFOLD_OK) return attnfold_last_error();
+  if (attnfold_merge(kTokens, kHeads, width, sides, 2, &to, nullptr, 0) != ATTNFOLD_OK)
+    return attnfold_last_error();
   for (size_t row = 0; row < kRows; ++row) {
     const std::string where = "row " + std::to_string(row) + ": ";
     if (empties[row] == 3) {
@@ -72,8 +75,10 @@ std::string pair_both_empty(const Context& x, DType type, int32_t width, float e
       const int64_t at = static_cast<int64_t>(row) * width + e;
       const float got = load_f32(out.o.data(), type, at);
       if (empties[row] == 3 && got != 0.0f) return where + "both sides empty, o is " + text_of(got);
-      if (empties[row] == 1 && bits_of(got) != bits_of(b.o_f32[at])) return where + "one side empty, o changed";
-      if (empties[row] == 2 && bits_of(got) != bits_of(a.o_f32[at])) return where + "one side empty, o changed";
+      if (empties[row] == 1 && bits_of(got) != bits_of(b.o_f32[at]))
+        return where + "one side empty, o changed";
+      if (empties[row] == 2 && bits_of(got) != bits_of(a.o_f32[at]))
+        return where + "one side empty, o changed";
       if (std::isnan(got)) return where + "o is NaN";
     }
   }
@@ -93,7 +98,8 @@ std::string merge_pair_both_empty(uint64_t seed, const char* isa) {
 }
 
 /** `n` empty states, the one at `finite_at` (-1 = none) holding numbers under `finite_lse`. */
-std::string nway(const Context& x, int64_t tokens, int32_t heads, int32_t n, int32_t finite_at, float finite_lse) {
+std::string nway(const Context& x, int64_t tokens, int32_t heads, int32_t n, int32_t finite_at,
+                 float finite_lse) {
   constexpr int32_t kWidth = 64;
   const size_t rows = static_cast<size_t>(tokens) * heads;
   std::vector<TypedState> sides;
@@ -102,16 +108,20 @@ std::string nway(const Context& x, int64_t tokens, int32_t heads, int32_t n, int
     if (s == finite_at) {
       for (size_t i = 0; i < o.size(); ++i) o[i] = noise(x.seed, static_cast<int64_t>(i), s, 0, 0);
     }
-    sides.push_back(typed(o, std::vector<float>(rows, s == finite_at ? finite_lse : -kInf), DType::f16));
+    sides.push_back(
+        typed(o, std::vector<float>(rows, s == finite_at ? finite_lse : -kInf), DType::f16));
   }
   std::vector<attnfold_state> views;
   for (TypedState& s : sides) views.push_back(view(s, DType::f16));
-  TypedState out = typed(std::vector<float>(rows * kWidth, kNaN), std::vector<float>(rows, kNaN), DType::f16);
+  TypedState out =
+      typed(std::vector<float>(rows * kWidth, kNaN), std::vector<float>(rows, kNaN), DType::f16);
   const attnfold_state to = view(out, DType::f16);
-  if (attnfold_merge(tokens, heads, kWidth, views.data(), n, &to, nullptr, 0) != ATTNFOLD_OK) return attnfold_last_error();
+  if (attnfold_merge(tokens, heads, kWidth, views.data(), n, &to, nullptr, 0) != ATTNFOLD_OK)
+    return attnfold_last_error();
   for (size_t row = 0; row < rows; ++row) {
     const float want = finite_at < 0 ? -kInf : finite_lse;
-    if (out.lse[row] != want) return "expected lse " + text_of(want) + ", got " + text_of(out.lse[row]);
+    if (out.lse[row] != want)
+      return "expected lse " + text_of(want) + ", got " + text_of(out.lse[row]);
   }
   for (size_t i = 0; i < rows * kWidth; ++i) {
     const float want = finite_at < 0 ? 0.0f : sides[finite_at].o_f32[i];
@@ -126,7 +136,8 @@ std::string nway_in_place(const Context& x) {
   constexpr int64_t kTokens = 37;
   constexpr int32_t kHeads = 8, kWidth = 64;
   const size_t rows = kTokens * kHeads;
-  TypedState a = typed(std::vector<float>(rows * kWidth, kNaN), std::vector<float>(rows, -kInf), DType::f16);
+  TypedState a =
+      typed(std::vector<float>(rows * kWidth, kNaN), std::vector<float>(rows, -kInf), DType::f16);
   std::vector<float> o(rows * kWidth);
   for (size_t i = 0; i < o.size(); ++i) o[i] = noise(x.seed, static_cast<int64_t>(i), 0, 0, 0);
   TypedState b = typed(o, std::vector<float>(rows, 1.5f), DType::f16);
@@ -139,9 +150,11 @@ std::string nway_in_place(const Context& x) {
   for (int64_t t = 0; t < kTokens; ++t) {
     const size_t first = static_cast<size_t>(t) * kHeads;
     const float want = mask[t] ? 1.5f : -kInf;
-    if (a.lse[first] != want) return "token " + std::to_string(t) + ": lse is " + text_of(a.lse[first]);
+    if (a.lse[first] != want)
+      return "token " + std::to_string(t) + ": lse is " + text_of(a.lse[first]);
     const float got = load_f32(a.o.data(), DType::f16, static_cast<int64_t>(first) * kWidth);
-    if (mask[t] ? got != b.o_f32[first * kWidth] : !std::isnan(got)) return "token " + std::to_string(t) + ": wrong o";
+    if (mask[t] ? got != b.o_f32[first * kWidth] : !std::isnan(got))
+      return "token " + std::to_string(t) + ": wrong o";
   }
   return "";
 }
@@ -153,7 +166,8 @@ std::string merge_nway_all_empty(uint64_t seed, const char* isa) {
       for (int32_t n : {0, 1, 2, 5, 17}) {
         for (int32_t at = -1; at < n; ++at) {
           for (float lse : {0.75f, -1e30f}) {
-            ATTNFOLD_HOLD(in(std::to_string(n) + " states, finite one " + std::to_string(at), nway(x, tokens, heads, n, at, lse)));
+            ATTNFOLD_HOLD(in(std::to_string(n) + " states, finite one " + std::to_string(at),
+                             nway(x, tokens, heads, n, at, lse)));
           }
         }
       }
@@ -182,7 +196,8 @@ std::string causal_rows_above_diagonal_lse(uint64_t seed, const char* isa) {
   return "";
 }
 
-// The band i-9..i is a causal window of 9 to the left; head dims 2 and 4 are run as 8, the smallest served.
+// The band i-9..i is a causal window of 9 to the left; head dims 2 and 4 are run as 8, the smallest
+// served.
 std::string band_mask_leading_block_all_masked(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   for (int32_t n : {600, 640}) {
@@ -198,7 +213,8 @@ std::string band_mask_leading_block_all_masked(uint64_t seed, const char* isa) {
     for (int32_t row = 0; row < n; ++row) {
       for (int32_t e = 0; e < 8; ++e) {
         const float got = o_at(call, answer, row, 0, e);
-        if (std::abs(got - 1.0f) > 0x1p-20f) return "row " + std::to_string(row) + ": expected 1, got " + text_of(got);
+        if (std::abs(got - 1.0f) > 0x1p-20f)
+          return "row " + std::to_string(row) + ": expected 1, got " + text_of(got);
       }
     }
   }
@@ -222,7 +238,8 @@ std::string nan_query_not_swallowed(uint64_t seed, const char* isa) {
     ATTNFOLD_HOLD(judge_answer(call, answer));
     for (int32_t row = nan_in_key ? 16 : 0; row < 32; ++row) {
       for (int32_t h = 0; h < 4; ++h) {
-        if (!std::isnan(lse_at(call, answer, row, h)) || !std::isnan(o_at(call, answer, row, h, 7))) {
+        if (!std::isnan(lse_at(call, answer, row, h)) ||
+            !std::isnan(o_at(call, answer, row, h, 7))) {
           return "row " + std::to_string(row) + ": NaN that is visible did not reach the output";
         }
       }
@@ -232,15 +249,19 @@ std::string nan_query_not_swallowed(uint64_t seed, const char* isa) {
 }
 
 constexpr NamedCase kCases[] = {
-    {"merge_pair_both_empty", "empty with empty is o = 0, lse = -inf; +inf is empty too; the other entries keep their bits",
+    {"merge_pair_both_empty",
+     "empty with empty is o = 0, lse = -inf; +inf is empty too; the other entries keep their bits",
      "vllm-project/vllm#39148", merge_pair_both_empty},
-    {"merge_nway_all_empty", "one state among empties comes back bit for bit; -1e30 is a result, not an empty",
+    {"merge_nway_all_empty",
+     "one state among empties comes back bit for bit; -1e30 is a result, not an empty",
      "flashinfer-ai/flashinfer#4051", merge_nway_all_empty},
     {"causal_rows_above_diagonal_lse", "rows that precede every key are empty, the others right",
      "flashinfer-ai/flashinfer#4452", causal_rows_above_diagonal_lse},
-    {"band_mask_leading_block_all_masked", "leaves that a row sees nothing of do not poison later ones",
-     "pytorch/pytorch#127055", band_mask_leading_block_all_masked},
-    {"nan_query_not_swallowed", "NaN in the query or in a visible key reaches the output, never a zero row",
+    {"band_mask_leading_block_all_masked",
+     "leaves that a row sees nothing of do not poison later ones", "pytorch/pytorch#127055",
+     band_mask_leading_block_all_masked},
+    {"nan_query_not_swallowed",
+     "NaN in the query or in a visible key reaches the output, never a zero row",
      "pytorch/pytorch#141128", nan_query_not_swallowed},
 };
 

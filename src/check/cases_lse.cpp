@@ -8,11 +8,14 @@ namespace {
 
 std::string lse_base_decode_mla(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  const Call call = generate(make_spec({1, 1, 576, 512}, DType::bf16, 1, kNone, {1, 1}, {1600, 1600}), seed);
-  return right_under(call, x, {1, 4});  // the oracle's lse is a natural log: a factor of ln 2 cannot pass
+  const Call call =
+      generate(make_spec({1, 1, 576, 512}, DType::bf16, 1, kNone, {1, 1}, {1600, 1600}), seed);
+  return right_under(call, x,
+                     {1, 4});  // the oracle's lse is a natural log: a factor of ln 2 cannot pass
 }
 
-/** A causal call over prefix + suffix keys, and its two parts: all rows over the prefix, and the rest causally. */
+/** A causal call over prefix + suffix keys, and its two parts: all rows over the prefix, and the
+ * rest causally. */
 struct PrefixSplit {
   Call whole, prefix, suffix;
 };
@@ -22,17 +25,21 @@ PrefixSplit split_prefix(const Spec& spec, const Lengths& prefix_len, uint64_t s
   s.whole = zero_call(spec);
   fill_noise(s.whole, seed);
   s.whole.problem.o_dtype = ATTNFOLD_F32;
-  s.prefix = s.suffix = s.whole;
+  s.prefix = s.whole;
   s.prefix.problem.mask = kNone;
   s.prefix.kv_len = prefix_len;
-  for (int32_t r = 0; r < s.whole.batch; ++r) s.suffix.kv_len[r] -= prefix_len[r];
-  if (spec.problem.kv_storage == ATTNFOLD_KV_PAGED) {  // the suffix starts at a page
-    for (int32_t r = 0; r < s.whole.batch; ++r) {
-      const auto begin = s.suffix.block_table.begin() + r * s.suffix.block_table_stride;
-      std::rotate(begin, begin + prefix_len[r] / spec.problem.page_size, begin + s.suffix.block_table_stride);
-    }
-  } else {
-    for (int32_t r = 0; r < s.whole.batch; ++r) s.suffix.kv_indptr[r] += prefix_len[r];
+  Lengths rest;
+  for (int32_t r = 0; r < s.whole.batch; ++r) rest.push_back(s.whole.kv_len[r] - prefix_len[r]);
+  if (spec.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
+    s.suffix = skip_keys(s.whole, prefix_len, rest);
+    return s;
+  }
+  s.suffix = s.whole;
+  s.suffix.kv_len = rest;
+  for (int32_t r = 0; r < s.whole.batch; ++r) {  // the suffix starts at a page
+    const auto begin = s.suffix.block_table.begin() + r * s.suffix.block_table_stride;
+    std::rotate(begin, begin + prefix_len[r] / spec.problem.page_size,
+                begin + s.suffix.block_table_stride);
   }
   return s;
 }
@@ -40,7 +47,8 @@ PrefixSplit split_prefix(const Spec& spec, const Lengths& prefix_len, uint64_t s
 std::string lse_base_merge_prefix_suffix(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t heads = is_fast(x) ? 16 : 2;
-  const Spec spec = make_spec({heads, heads, 192, 128}, DType::bf16, 64, kCausal, {64}, {3072 + 64});
+  const Spec spec =
+      make_spec({heads, heads, 192, 128}, DType::bf16, 64, kCausal, {64}, {3072 + 64});
   const PrefixSplit s = split_prefix(spec, {3072}, seed);
   Answer prefix, suffix;
   ATTNFOLD_HOLD(run(s.prefix, execution(x), prefix));
@@ -57,7 +65,9 @@ std::string lse_base_merge_prefix_suffix(uint64_t seed, const char* isa) {
   for (int32_t h = 0; h < heads; ++h) {
     weight += std::exp(sides[1].lse[63 * heads + h] - merged.lse[63 * heads + h]) / heads;
   }
-  return weight > 0.01 && weight < 0.04 ? "" : "the suffix weighs " + text_of(weight) + ", expected about 0.02";
+  return weight > 0.01 && weight < 0.04
+             ? ""
+             : "the suffix weighs " + text_of(weight) + ", expected about 0.02";
 }
 
 std::string lse_base_cp_reduce(uint64_t, const char*) {
@@ -70,8 +80,10 @@ std::string lse_base_cp_reduce(uint64_t, const char*) {
   for (State* order : {both, swapped}) {
     State merged;
     ATTNFOLD_HOLD(merge(1, 1, 1, std::span<State>(order, 2), merged));
-    if (std::abs(merged.o[0] - 0.2) > 0.2 * 0x1p-22) return "expected o 0.2, got " + text_of(merged.o[0]);
-    if (std::abs(merged.lse[0] - std::log(10.0)) > 0x1p-21) return "expected lse ln 10, got " + text_of(merged.lse[0]);
+    if (std::abs(merged.o[0] - 0.2) > 0.2 * 0x1p-22)
+      return "expected o 0.2, got " + text_of(merged.o[0]);
+    if (std::abs(merged.lse[0] - std::log(10.0)) > 0x1p-21)
+      return "expected lse ln 10, got " + text_of(merged.lse[0]);
   }
   return "";
 }
@@ -80,15 +92,18 @@ std::string lse_varlen_packed_layout(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t heads = is_fast(x) ? 8 : 2;
   const Lengths lengths = {825, 700, 523};
-  const Call call = generate(make_spec({heads, heads, 64, 64}, DType::bf16, kRagged, kCausal, lengths, lengths), seed);
+  const Call call = generate(
+      make_spec({heads, heads, 64, 64}, DType::bf16, kRagged, kCausal, lengths, lengths), seed);
   return right_on_sample(call, x, 9);
 }
 
 std::string lse_head_token_transpose(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  const Spec spec = make_spec({6, 6, 192, 128}, DType::bf16, kRagged, kCausal, {4, 4, 4}, {12, 4, 9});
+  const Spec spec =
+      make_spec({6, 6, 192, 128}, DType::bf16, kRagged, kCausal, {4, 4, 4}, {12, 4, 9});
   const PrefixSplit s = split_prefix(spec, {8, 0, 5}, seed);
-  const Call paged = repage(s.prefix, 16, ATTNFOLD_NHD, false, seed);  // the same prefix keys, in pages
+  const Call paged =
+      repage(s.prefix, 16, ATTNFOLD_NHD, false, seed);  // the same prefix keys, in pages
   Answer prefix, suffix;
   ATTNFOLD_HOLD(run(paged, execution(x), prefix));
   ATTNFOLD_HOLD(run(s.suffix, execution(x), suffix));
@@ -101,7 +116,8 @@ std::string lse_head_token_transpose(uint64_t seed, const char* isa) {
 std::string lse_unsplit_tile_noncausal(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t heads = is_fast(x) ? 4 : 1;
-  Spec spec = make_spec({heads, heads, 192, 128}, DType::bf16, kRagged, kNone, {5, 64, 200}, {30, 500, 9000});
+  Spec spec = make_spec({heads, heads, 192, 128}, DType::bf16, kRagged, kNone, {5, 64, 200},
+                        {30, 500, 9000});
   Call call = zero_call(spec);
   fill_noise(call, seed);
   Answer answer;
@@ -126,24 +142,30 @@ std::string lse_unsplit_tile_noncausal(uint64_t seed, const char* isa) {
 }
 
 std::string lse_split_batch_decode(uint64_t seed, const char* isa) {
-  const Call call = generate(make_spec({8, 2, 128, 128}, DType::f16, 16, kNone, {1, 1}, {100, 8192}), seed);
+  const Call call =
+      generate(make_spec({8, 2, 128, 128}, DType::f16, 16, kNone, {1, 1}, {100, 8192}), seed);
   return right_under(call, {seed, isa}, {1, 2, 16});
 }
 
 constexpr NamedCase kCases[] = {
-    {"lse_base_decode_mla", "lse is the natural log", "flashinfer-ai/flashinfer#2113", lse_base_decode_mla},
-    {"lse_base_merge_prefix_suffix", "prefix and suffix merge to one pass; the suffix weighs its share",
-     "sgl-project/sglang#40903", lse_base_merge_prefix_suffix},
-    {"lse_base_cp_reduce", "partition functions 2 and 8 merge to o = 0.2, lse = ln 10, in either order",
+    {"lse_base_decode_mla", "lse is the natural log", "flashinfer-ai/flashinfer#2113",
+     lse_base_decode_mla},
+    {"lse_base_merge_prefix_suffix",
+     "prefix and suffix merge to one pass; the suffix weighs its share", "sgl-project/sglang#40903",
+     lse_base_merge_prefix_suffix},
+    {"lse_base_cp_reduce",
+     "partition functions 2 and 8 merge to o = 0.2, lse = ln 10, in either order",
      "sgl-project/sglang#33064", lse_base_cp_reduce},
-    {"lse_varlen_packed_layout", "lse of a ragged batch lies with its o, whatever the longest request",
+    {"lse_varlen_packed_layout",
+     "lse of a ragged batch lies with its o, whatever the longest request",
      "pytorch/pytorch#187872", lse_varlen_packed_layout},
     {"lse_head_token_transpose", "lse is [rows, heads]: chunk and new tokens merge to one pass",
      "vllm-project/vllm-xpu-kernels#479", lse_head_token_transpose},
-    {"lse_unsplit_tile_noncausal", "lse is right in rows that one worker folds and in rows that many share",
-     "ROCm/aiter#3606", lse_unsplit_tile_noncausal},
-    {"lse_split_batch_decode", "lse does not depend on the number of workers", "flashinfer-ai/flashinfer#58",
-     lse_split_batch_decode},
+    {"lse_unsplit_tile_noncausal",
+     "lse is right in rows that one worker folds and in rows that many share", "ROCm/aiter#3606",
+     lse_unsplit_tile_noncausal},
+    {"lse_split_batch_decode", "lse does not depend on the number of workers",
+     "flashinfer-ai/flashinfer#58", lse_split_batch_decode},
 };
 
 }  // namespace

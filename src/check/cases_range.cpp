@@ -4,7 +4,8 @@
 namespace attnfold::check::cases {
 namespace {
 
-// Keys are one-hot at element (key mod 64), so that a query's element j is its logit with keys j, j + 64, ..
+// Keys are one-hot at element (key mod 64), so that a query's element j is its logit with keys j, j
+// + 64, ..
 std::string window_mask_constant_1e4(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   for (int32_t kv_len : {48, 348}) {  // in the second the first leaf lies outside every window
@@ -17,28 +18,35 @@ std::string window_mask_constant_1e4(uint64_t seed, const char* isa) {
     fill_q(call, [&](int r, int t, int h, int e) {
       const int position = kv_len - 16 + t;
       for (int key = position - 7; key <= position; ++key) {
-        if (key % 64 == e) return -19968.0f - 128.0f * (noise(seed + 1, r, t, h, e) > 0 ? 1.0f : 0.0f);
+        if (key % 64 == e)
+          return -19968.0f - 128.0f * (noise(seed + 1, r, t, h, e) > 0 ? 1.0f : 0.0f);
       }
       return 0.0f;
     });
     Answer answer;
     ATTNFOLD_HOLD(same_under(call, x, {1, 3}, answer));
     ATTNFOLD_HOLD(judge_answer(call, answer));
-    Call other = deep_copy(call);  // keys outside a token's window, changed: the last token keeps its bits
+    Call other =
+        deep_copy(call);  // keys outside a token's window, changed: the last token keeps its bits
     const int32_t begin = kv_len - 8;
-    fill_v(other, [&](int r, int t, int h, int e) { return t < begin ? 1000.0f : noise(seed, r, t, h, e); });
+    fill_v(other, [&](int r, int t, int h, int e) {
+      return t < begin ? 1000.0f : noise(seed, r, t, h, e);
+    });
     Answer changed;
     ATTNFOLD_HOLD(run(other, execution(x), changed));
-    ATTNFOLD_HOLD(same_rows(call, answer, 15, changed, 15, 1, "weights outside the window are not 0"));
+    ATTNFOLD_HOLD(
+        same_rows(call, answer, 15, changed, 15, 1, "weights outside the window are not 0"));
   }
   return "";
 }
 
-/** Q = 0, so that all weights are equal, and V constant: o is that constant, lse the log of the number of keys. */
-std::string equal_weights(const Context& x, int32_t q_len, int32_t kv_len, int32_t page_size, attnfold_mask_kind mask,
-                          float value) {
+/** Q = 0, so that all weights are equal, and V constant: o is that constant, lse the log of the
+ * number of keys. */
+std::string equal_weights(const Context& x, int32_t q_len, int32_t kv_len, int32_t page_size,
+                          attnfold_mask_kind mask, float value) {
   const int32_t kv_heads = is_fast(x) ? 2 : 1;
-  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 128, 128}, DType::f16, page_size, mask, {q_len}, {kv_len}));
+  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 128, 128}, DType::f16, page_size, mask,
+                                  {q_len}, {kv_len}));
   fill_buffer(*call.v, DType::f16, value);
   Answer answer;
   ATTNFOLD_HOLD(run(call, execution(x), answer));
@@ -73,7 +81,8 @@ std::string fp16_unnormalised_accumulator_overflow(uint64_t seed, const char* is
 std::string fp16_rescale_underflow(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t kv_heads = is_fast(x) ? 2 : 1, width = is_fast(x) ? 256 : 64;
-  Spec spec = make_spec({2 * kv_heads, kv_heads, width, width}, DType::f16, kRagged, kCausal, {1}, {100000});
+  Spec spec = make_spec({2 * kv_heads, kv_heads, width, width}, DType::f16, kRagged, kCausal, {1},
+                        {100000});
   spec.problem.sm_scale = 1.0f;
   Call call = zero_call(spec);
   fill_q(call, [](int, int, int, int e) { return e == 0 ? 25.0f : 0.0f; });
@@ -95,7 +104,8 @@ std::string score_overflow_before_scale(uint64_t seed, const char* isa) {
     for (int32_t h = 0; h < 4; ++h) {
       for (int32_t e = 0; e < 128; ++e) {
         const float want = f16_to_f32(f32_to_f16(noise(seed, 0, 0, h, e)));
-        if (o_at(call, answer, row, h, e) != want) return "row " + std::to_string(row) + ": o is not V of key 0";
+        if (o_at(call, answer, row, h, e) != want)
+          return "row " + std::to_string(row) + ": o is not V of key 0";
       }
     }
   }
@@ -105,12 +115,13 @@ std::string score_overflow_before_scale(uint64_t seed, const char* isa) {
 constexpr NamedCase kCases[] = {
     {"window_mask_constant_1e4", "very negative logits inside a window win over any outside it",
      "vllm-project/vllm#4405", window_mask_constant_1e4},
-    {"fp16_unnormalised_accumulator_overflow", "sums of 70000 ones do not overflow a half-precision accumulator",
-     "ggml-org/llama.cpp#17746", fp16_unnormalised_accumulator_overflow},
-    {"fp16_rescale_underflow", "a partial 25 below the new maximum decays cleanly", "ggml-org/llama.cpp#13991",
-     fp16_rescale_underflow},
-    {"score_overflow_before_scale", "q.k beyond the largest half is a finite score", "ggml-org/llama.cpp#7805",
-     score_overflow_before_scale},
+    {"fp16_unnormalised_accumulator_overflow",
+     "sums of 70000 ones do not overflow a half-precision accumulator", "ggml-org/llama.cpp#17746",
+     fp16_unnormalised_accumulator_overflow},
+    {"fp16_rescale_underflow", "a partial 25 below the new maximum decays cleanly",
+     "ggml-org/llama.cpp#13991", fp16_rescale_underflow},
+    {"score_overflow_before_scale", "q.k beyond the largest half is a finite score",
+     "ggml-org/llama.cpp#7805", score_overflow_before_scale},
 };
 
 }  // namespace

@@ -10,7 +10,8 @@ std::string padded_rows_must_be_written(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   Lengths kv_len(1024, 0);
   kv_len[0] = 500;
-  const Call call = generate(make_spec({16, 1, 576, 512}, DType::bf16, 64, kNone, Lengths(1024, 1), kv_len), seed);
+  const Call call = generate(
+      make_spec({16, 1, 576, 512}, DType::bf16, 64, kNone, Lengths(1024, 1), kv_len), seed);
   Answer answer;
   ATTNFOLD_HOLD(run(call, execution(x), answer));
   for (int32_t row = 1; row < 1024; ++row) ATTNFOLD_HOLD(row_is_empty(call, answer, row));
@@ -21,7 +22,8 @@ std::string padded_rows_must_be_written(uint64_t seed, const char* isa) {
 std::string replay_longer_than_capture(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
   const int32_t kv_heads = is_fast(x) ? 4 : 1;
-  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 128, 128}, DType::bf16, 16, kNone, {1, 1, 1, 1}, {50000, 3, 0, 900}));
+  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 128, 128}, DType::bf16, 16, kNone,
+                                  {1, 1, 1, 1}, {50000, 3, 0, 900}));
   fill_noise(call, seed);
   Plan plan(call.problem, execution(x));
   Call brief = call;
@@ -40,7 +42,8 @@ std::string replay_longer_than_capture(uint64_t seed, const char* isa) {
 
 std::string padding_tokens_share_trash_slot(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  Call real = zero_call(make_spec({8, 2, 64, 64}, DType::bf16, 16, kCausal, Lengths(4, 1), {33, 5, 16, 2}));
+  Call real =
+      zero_call(make_spec({8, 2, 64, 64}, DType::bf16, 16, kCausal, Lengths(4, 1), {33, 5, 16, 2}));
   fill_noise(real, seed);
   Call padded = with_extra_pages(real, 16 - static_cast<int32_t>(real.problem.num_pages), kNaN);
   padded.batch = 16;
@@ -48,7 +51,8 @@ std::string padding_tokens_share_trash_slot(uint64_t seed, const char* isa) {
   for (int32_t r = 4; r < 16; ++r) {
     padded.qo_indptr.push_back(r + 1);
     padded.kv_len.push_back(1);
-    padded.block_table.insert(padded.block_table.end(), static_cast<size_t>(padded.block_table_stride), 15);
+    padded.block_table.insert(padded.block_table.end(),
+                              static_cast<size_t>(padded.block_table_stride), 15);
   }
   padded.q = std::make_shared<Buffer>(16 * static_cast<size_t>(real.q_strides.token) * 2);
   fill_buffer(*padded.q, DType::bf16, kNaN);
@@ -62,7 +66,8 @@ std::string padding_tokens_share_trash_slot(uint64_t seed, const char* isa) {
 
 std::string zero_len_padding_writes_page0(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  Call call = zero_call(make_spec({8, 2, 128, 128}, DType::f16, 16, kCausal, Lengths(4, 1), {17, 30, 0, 0}));
+  Call call = zero_call(
+      make_spec({8, 2, 128, 128}, DType::f16, 16, kCausal, Lengths(4, 1), {17, 30, 0, 0}));
   fill_noise(call, seed);
   call = with_extra_pages(call, 1, kNaN);
   const int32_t nan_page = static_cast<int32_t>(call.problem.num_pages) - 1;
@@ -101,13 +106,16 @@ std::string unused_slots_do_not_matter(const Spec& spec, const Context& x) {
 }
 
 std::string nan_last_page_mla(uint64_t seed, const char* isa) {
-  return unused_slots_do_not_matter(make_spec({16, 1, 576, 512}, DType::bf16, 4, kNone, {1}, {13}), {seed, isa});
+  return unused_slots_do_not_matter(make_spec({16, 1, 576, 512}, DType::bf16, 4, kNone, {1}, {13}),
+                                    {seed, isa});
 }
 
 std::string nan_tail_vector_load(uint64_t seed, const char* isa) {
   for (int32_t width : {64, 128}) {
-    const Spec spec = make_spec({8, 8, width, width}, DType::f16, 16, kNone, Lengths(8, 1), {30, 31, 32, 33, 15, 16, 17, 1});
-    ATTNFOLD_HOLD(in("width " + std::to_string(width), unused_slots_do_not_matter(spec, {seed, isa})));
+    const Spec spec = make_spec({8, 8, width, width}, DType::f16, 16, kNone, Lengths(8, 1),
+                                {30, 31, 32, 33, 15, 16, 17, 1});
+    ATTNFOLD_HOLD(
+        in("width " + std::to_string(width), unused_slots_do_not_matter(spec, {seed, isa})));
   }
   return "";
 }
@@ -125,34 +133,44 @@ std::string expired_token_in_first_window_tile(uint64_t seed, const char* isa) {
     ATTNFOLD_HOLD(judge_answer(clean, want));
     for (bool expired_pages_too : {false, true}) {
       Call poisoned = deep_copy(clean);
-      const auto poison = [&](int t) { return t == first_live - 1 || (expired_pages_too && t < first_live / 32 * 32); };
-      fill_k(poisoned, [&](int r, int t, int h, int e) { return poison(t) ? kNaN : 1.7f * noise(seed + 1, r, t, h, e); });
-      fill_v(poisoned, [&](int r, int t, int h, int e) { return poison(t) ? kNaN : 1.7f * noise(seed + 2, r, t, h, e); });
+      const auto poison = [&](int t) {
+        return t == first_live - 1 || (expired_pages_too && t < first_live / 32 * 32);
+      };
+      fill_k(poisoned, [&](int r, int t, int h, int e) {
+        return poison(t) ? kNaN : 1.7f * noise(seed + 1, r, t, h, e);
+      });
+      fill_v(poisoned, [&](int r, int t, int h, int e) {
+        return poison(t) ? kNaN : 1.7f * noise(seed + 2, r, t, h, e);
+      });
       if (expired_pages_too) {
         for (int32_t i = 0; i < first_live / 32; ++i) poisoned.block_table[i] = -1;
       }
       Answer got;
       ATTNFOLD_HOLD(run(poisoned, execution(x), got));
       ATTNFOLD_HOLD(all_finite(clean, got));
-      ATTNFOLD_HOLD(same_bytes(clean, want, got, std::to_string(q_len) + " tokens, NaN in expired keys"));
+      ATTNFOLD_HOLD(
+          same_bytes(clean, want, got, std::to_string(q_len) + " tokens, NaN in expired keys"));
     }
   }
   return "";
 }
 
 constexpr NamedCase kCases[] = {
-    {"padded_rows_must_be_written", "requests without keys get o = 0, lse = -inf over a buffer of NaN",
-     "vllm-project/vllm#37442", padded_rows_must_be_written},
-    {"replay_longer_than_capture", "a plan that ran short lengths answers long ones, on the same workspace",
+    {"padded_rows_must_be_written",
+     "requests without keys get o = 0, lse = -inf over a buffer of NaN", "vllm-project/vllm#37442",
+     padded_rows_must_be_written},
+    {"replay_longer_than_capture",
+     "a plan that ran short lengths answers long ones, on the same workspace",
      "vllm-project/vllm#20301", replay_longer_than_capture},
-    {"padding_tokens_share_trash_slot", "padded rows that all read one slot of NaN leave the real rows their bits",
+    {"padding_tokens_share_trash_slot",
+     "padded rows that all read one slot of NaN leave the real rows their bits",
      "huggingface/transformers#46765", padding_tokens_share_trash_slot},
     {"zero_len_padding_writes_page0", "padding entries that name page 0 neither read nor write it",
      "nod-ai/amd-shark-ai#665", zero_len_padding_writes_page0},
-    {"nan_last_page_mla", "NaN behind the last key of a page changes nothing", "flashinfer-ai/flashinfer#941",
-     nan_last_page_mla},
-    {"nan_tail_vector_load", "NaN in every unwritten slot and the next page changes nothing", "vllm-project/vllm#936",
-     nan_tail_vector_load},
+    {"nan_last_page_mla", "NaN behind the last key of a page changes nothing",
+     "flashinfer-ai/flashinfer#941", nan_last_page_mla},
+    {"nan_tail_vector_load", "NaN in every unwritten slot and the next page changes nothing",
+     "vllm-project/vllm#936", nan_tail_vector_load},
     {"expired_token_in_first_window_tile", "NaN in the key just before the window changes nothing",
      "vllm-project/vllm#53628", expired_token_in_first_window_tile},
 };

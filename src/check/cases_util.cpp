@@ -20,7 +20,8 @@ bool is_fast(const Context& context) {
 #endif
 }
 
-Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind mask, Lengths qo_len, Lengths kv_len) {
+Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind mask, Lengths qo_len,
+               Lengths kv_len) {
   Spec spec;
   attnfold_problem& p = spec.problem;
   p.qo_heads = shape.qo_heads;
@@ -39,7 +40,8 @@ Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind m
 namespace {
 
 std::shared_ptr<Buffer> zeros(int64_t elements, attnfold_dtype dtype) {
-  const size_t bytes = static_cast<size_t>(std::max<int64_t>(elements, 1)) * dtype_bytes(static_cast<DType>(dtype));
+  const size_t bytes =
+      static_cast<size_t>(std::max<int64_t>(elements, 1)) * dtype_bytes(static_cast<DType>(dtype));
   auto buffer = std::make_shared<Buffer>(bytes);
   std::memset(buffer->data(), 0, bytes);
   return buffer;
@@ -132,11 +134,13 @@ Call with_extra_pages(const Call& call, int32_t extra, float value) {
   Call out = call;
   const int64_t bytes = dtype_bytes(static_cast<DType>(call.problem.kv_dtype));
   const auto grow = [&](std::shared_ptr<Buffer>& buffer, const Strides& s, int64_t offset) {
-    const size_t need = static_cast<size_t>((offset + (call.problem.num_pages + extra) * s.page) * bytes);
+    const size_t need =
+        static_cast<size_t>((offset + (call.problem.num_pages + extra) * s.page) * bytes);
     auto grown = std::make_shared<Buffer>(std::max(need, buffer->size()));
     fill_buffer(*grown, static_cast<DType>(call.problem.kv_dtype), value);
     std::memcpy(grown->data(), buffer->data(),
-                std::min(buffer->size(), static_cast<size_t>((offset + call.problem.num_pages * s.page) * bytes)));
+                std::min(buffer->size(),
+                         static_cast<size_t>((offset + call.problem.num_pages * s.page) * bytes)));
     buffer = std::move(grown);
   };
   grow(out.k, out.k_strides, out.k_offset);
@@ -167,7 +171,8 @@ Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
     const auto begin = call.block_table.begin() + r * call.block_table_stride;
     out.block_table.assign(begin, begin + call.block_table_stride);
   } else if (!call.kv_indices.empty()) {
-    out.kv_indices.assign(call.kv_indices.begin() + call.kv_indptr[r], call.kv_indices.begin() + call.kv_indptr[r + 1]);
+    out.kv_indices.assign(call.kv_indices.begin() + call.kv_indptr[r],
+                          call.kv_indices.begin() + call.kv_indptr[r + 1]);
     out.kv_indptr = {0, static_cast<int32_t>(out.kv_indices.size())};
   } else if (!call.kv_indptr.empty()) {
     out.k_offset += call.kv_indptr[r] * call.k_strides.token;
@@ -178,7 +183,22 @@ Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
   return out;
 }
 
-attnfold_execution execution(const Context& context, int32_t num_workers, uint64_t cut_seed, int32_t num_threads) {
+Call skip_keys(const Call& call, const Lengths& skip, const Lengths& kv_len) {
+  Call out = call;
+  out.kv_len = kv_len;
+  if (call.batch == 0) return out;
+  const int32_t first =
+      skip[0];  // offsets begin at 0: the first request's skip goes into the tensors' addresses
+  for (int32_t r = 0; r <= call.batch; ++r)
+    out.kv_indptr[r] += (r < call.batch ? skip[r] : 0) - first;
+  out.k_offset += first * call.k_strides.token;
+  out.v_offset += first * call.v_strides.token;
+  out.num_kv_rows -= first;
+  return out;
+}
+
+attnfold_execution execution(const Context& context, int32_t num_workers, uint64_t cut_seed,
+                             int32_t num_threads) {
   attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
   e.isa = context.isa;
   e.num_workers = num_workers;
@@ -190,7 +210,8 @@ attnfold_execution execution(const Context& context, int32_t num_workers, uint64
 std::string run(const Call& call, const attnfold_execution& execution, Answer& out) {
   RunResult result = run_engine(call, execution);
   if (result.status != ATTNFOLD_OK) {
-    return std::string("the engine said ") + attnfold_status_name(result.status) + ": " + result.error;
+    return std::string("the engine said ") + attnfold_status_name(result.status) + ": " +
+           result.error;
   }
   out = std::move(result.answer);
   return "";
@@ -208,7 +229,8 @@ std::string text_of(double value) {
 
 namespace {
 
-std::string judge_with(const Call& call, const ref::Truth& truth, const std::byte* o, const float* lse) {
+std::string judge_with(const Call& call, const ref::Truth& truth, const std::byte* o,
+                       const float* lse) {
   const DType type = static_cast<DType>(call.problem.o_dtype);
   const Judgement j = judge(call, truth, o, type, lse, type == DType::f32 ? 0 : 1);
   return j.right ? "" : j.text;
@@ -222,7 +244,8 @@ std::string judge_answer(const Call& call, const Answer& answer) {
 
 std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens) {
   const attnfold_problem& p = call.problem;
-  const int64_t row_bytes = static_cast<int64_t>(p.qo_heads) * p.head_dim_vo * dtype_bytes(static_cast<DType>(p.o_dtype));
+  const int64_t row_bytes =
+      static_cast<int64_t>(p.qo_heads) * p.head_dim_vo * dtype_bytes(static_cast<DType>(p.o_dtype));
   for (const TokenRef& t : tokens) {
     const int32_t qo_len = call.qo_indptr[t.request + 1] - call.qo_indptr[t.request];
     const int32_t kv_len = call.kv_len[t.request];
@@ -243,7 +266,9 @@ std::vector<TokenRef> sample_tokens(const Call& call, int32_t per_request) {
     int32_t last = -1;
     for (int32_t i = 0; i < per_request && n > 0; ++i) {
       const int32_t token =
-          per_request == 1 ? n - 1 : static_cast<int32_t>(static_cast<int64_t>(n - 1) * i / (per_request - 1));
+          per_request == 1
+              ? n - 1
+              : static_cast<int32_t>(static_cast<int64_t>(n - 1) * i / (per_request - 1));
       if (token != last) tokens.push_back({r, token});
       last = token;
     }
@@ -263,47 +288,53 @@ std::string right_on_sample(const Call& call, const Context& context, int32_t pe
   return judge_tokens(call, answer, sample_tokens(call, per_request));
 }
 
-std::string same_under(const Call& call, const Context& context, std::initializer_list<int32_t> workers, Answer& out) {
+std::string same_under(const Call& call, const Context& context,
+                       std::initializer_list<int32_t> workers, Answer& out) {
   bool first = true;
   for (int32_t n : workers) {
     for (uint64_t cut_seed : {uint64_t{0}, context.seed + 17}) {
       Answer answer;
-      ATTNFOLD_HOLD(in(std::to_string(n) + " workers", run(call, execution(context, n, cut_seed), answer)));
+      ATTNFOLD_HOLD(
+          in(std::to_string(n) + " workers", run(call, execution(context, n, cut_seed), answer)));
       if (first) {
         out = std::move(answer);
         first = false;
       } else {
-        ATTNFOLD_HOLD(same_bytes(call, out, answer,
-                                 std::to_string(n) + " workers, cut seed " + std::to_string(cut_seed)));
+        ATTNFOLD_HOLD(
+            same_bytes(call, out, answer,
+                       std::to_string(n) + " workers, cut seed " + std::to_string(cut_seed)));
       }
     }
   }
   return "";
 }
 
-std::string right_under(const Call& call, const Context& context, std::initializer_list<int32_t> workers) {
+std::string right_under(const Call& call, const Context& context,
+                        std::initializer_list<int32_t> workers) {
   Answer answer;
   ATTNFOLD_HOLD(same_under(call, context, workers, answer));
   return judge_answer(call, answer);
 }
 
-std::string same_bytes(const Call& call, const Answer& a, const Answer& b, const std::string& what) {
+std::string same_bytes(const Call& call, const Answer& a, const Answer& b,
+                       const std::string& what) {
   return in(what, first_difference(call, a, b));
 }
 
-std::string same_rows(const Call& part_call, const Answer& part, int32_t part_row, const Answer& whole, int32_t whole_row,
-                      int32_t n, const std::string& what) {
+std::string same_rows(const Call& part_call, const Answer& part, int32_t part_row,
+                      const Answer& whole, int32_t whole_row, int32_t n, const std::string& what) {
   const attnfold_problem& p = part_call.problem;
-  const size_t row_bytes = static_cast<size_t>(p.qo_heads) * p.head_dim_vo * dtype_bytes(static_cast<DType>(p.o_dtype));
+  const size_t row_bytes =
+      static_cast<size_t>(p.qo_heads) * p.head_dim_vo * dtype_bytes(static_cast<DType>(p.o_dtype));
   for (int32_t i = 0; i < n; ++i) {
-    const bool o_same = std::memcmp(part.o.data() + (part_row + i) * row_bytes, whole.o.data() + (whole_row + i) * row_bytes,
-                                    row_bytes) == 0;
+    const bool o_same = std::memcmp(part.o.data() + (part_row + i) * row_bytes,
+                                    whole.o.data() + (whole_row + i) * row_bytes, row_bytes) == 0;
     const bool lse_same = std::memcmp(&part.lse[static_cast<size_t>(part_row + i) * p.qo_heads],
                                       &whole.lse[static_cast<size_t>(whole_row + i) * p.qo_heads],
                                       sizeof(float) * p.qo_heads) == 0;
     if (!o_same || !lse_same) {
-      return what + ": row " + std::to_string(part_row + i) + " differs from row " + std::to_string(whole_row + i) +
-             (o_same ? " in lse" : " in o");
+      return what + ": row " + std::to_string(part_row + i) + " differs from row " +
+             std::to_string(whole_row + i) + (o_same ? " in lse" : " in o");
     }
   }
   return "";
@@ -340,7 +371,8 @@ std::string all_finite(const Call& call, const Answer& answer) {
       for (int32_t e = 0; e < call.problem.head_dim_vo && finite; ++e) {
         finite = std::isfinite(o_at(call, answer, row, h, e));
       }
-      if (!finite) return "row " + std::to_string(row) + " head " + std::to_string(h) + " is not finite";
+      if (!finite)
+        return "row " + std::to_string(row) + " head " + std::to_string(h) + " is not finite";
     }
   }
   return "";

@@ -17,9 +17,9 @@
 #include "ref/oracle.h"
 
 /** Returns from the enclosing function with the text of what is wrong, if anything is. */
-#define ATTNFOLD_HOLD(expression)                                            \
-  do {                                                                       \
-    if (std::string wrong = (expression); !wrong.empty()) return wrong;      \
+#define ATTNFOLD_HOLD(expression)                                       \
+  do {                                                                  \
+    if (std::string wrong = (expression); !wrong.empty()) return wrong; \
   } while (false)
 
 namespace attnfold::check::cases {
@@ -36,7 +36,8 @@ struct Context {
   const char* isa;
 };
 
-/** False for the scalar row, unoptimised and sanitizer builds: wide cases then keep their lengths and shed heads. */
+/** False for the scalar row, unoptimised and sanitizer builds: wide cases then keep their lengths
+ * and shed heads. */
 bool is_fast(const Context& context);
 
 struct Shape {
@@ -45,9 +46,11 @@ struct Shape {
 
 using Lengths = std::vector<int32_t>;
 
-Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind mask, Lengths qo_len, Lengths kv_len);
+Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind mask, Lengths qo_len,
+               Lengths kv_len);
 
-/** `generate`, without the random draw: zeros, pages in order.  For calls whose values the case sets itself. */
+/** `generate`, without the random draw: zeros, pages in order.  For calls whose values the case
+ * sets itself. */
 Call zero_call(const Spec& spec);
 
 /** Uniform noise in (-1, 1), a pure function of its arguments. */
@@ -70,14 +73,15 @@ void fill_q(Call& call, Value value) {
 }
 
 template <typename Value>
-void fill_kv_tensor(Call& call, Buffer& buffer, const Strides& strides, int64_t offset, int32_t width, Value value) {
+void fill_kv_tensor(Call& call, Buffer& buffer, const Strides& strides, int64_t offset,
+                    int32_t width, Value value) {
   for (int32_t r = 0; r < call.batch; ++r) {
     for (int32_t token = 0; token < call.kv_len[r]; ++token) {
       const int64_t base = call.kv_element_offset(r, token, strides, offset);
       for (int32_t h = 0; h < call.problem.kv_heads; ++h) {
         for (int32_t e = 0; e < width; ++e) {
-          store_f32(buffer.data(), static_cast<DType>(call.problem.kv_dtype), base + h * strides.head + e,
-                    value(r, token, h, e));
+          store_f32(buffer.data(), static_cast<DType>(call.problem.kv_dtype),
+                    base + h * strides.head + e, value(r, token, h, e));
         }
       }
     }
@@ -103,16 +107,23 @@ void fill_noise(Call& call, uint64_t seed);
 /** Sets all elements of one physical page of k and v. */
 void fill_page(Call& call, int32_t page, float value);
 
-/** A copy whose packed pool has `extra` more pages at its end, filled with `value`; the call's own pages stay. */
+/** A copy whose packed pool has `extra` more pages at its end, filled with `value`; the call's own
+ * pages stay. */
 Call with_extra_pages(const Call& call, int32_t extra, float value);
 
 /** Copies with buffers of their own. */
 Call deep_copy(const Call& call);
 
-/** Token i of request r as a decode over the request's first kv_len keys, sharing the call's buffers. */
+/** Token i of request r as a decode over the request's first kv_len keys, sharing the call's
+ * buffers. */
 Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len);
 
-attnfold_execution execution(const Context& context, int32_t num_workers = 0, uint64_t cut_seed = 0, int32_t num_threads = 0);
+/** A ragged call in which request r starts `skip[r]` keys later, and has kv_len[r] keys from there.
+ */
+Call skip_keys(const Call& call, const Lengths& skip, const Lengths& kv_len);
+
+attnfold_execution execution(const Context& context, int32_t num_workers = 0, uint64_t cut_seed = 0,
+                             int32_t num_threads = 0);
 
 /** "" or the status and text of a failed run; the answer in `out`. */
 std::string run(const Call& call, const attnfold_execution& execution, Answer& out);
@@ -124,7 +135,8 @@ struct TokenRef {
   int32_t request, token;
 };
 
-/** Only these tokens against the oracle; the mask must be causal, or none without a window_right. */
+/** Only these tokens against the oracle; the mask must be causal, or none without a window_right.
+ */
 std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens);
 
 /** About `per_request` tokens of every request: the first, the last, and evenly between. */
@@ -136,17 +148,20 @@ std::string right(const Call& call, const Context& context);
 /** Runs, judges some tokens. */
 std::string right_on_sample(const Call& call, const Context& context, int32_t per_request);
 
-/** Runs with each number of workers and as many seeds of random cuts: the same bytes.  The first answer goes to `out`. */
-std::string same_under(const Call& call, const Context& context, std::initializer_list<int32_t> workers, Answer& out);
+/** Runs with each number of workers and as many seeds of random cuts: the same bytes.  The first
+ * answer goes to `out`. */
+std::string same_under(const Call& call, const Context& context,
+                       std::initializer_list<int32_t> workers, Answer& out);
 
 /** The two above: every row right, the same under every number of workers. */
-std::string right_under(const Call& call, const Context& context, std::initializer_list<int32_t> workers);
+std::string right_under(const Call& call, const Context& context,
+                        std::initializer_list<int32_t> workers);
 
 std::string same_bytes(const Call& call, const Answer& a, const Answer& b, const std::string& what);
 
 /** The rows [row, row + n) of `part` are rows [whole_row, ..) of `whole`, byte for byte. */
-std::string same_rows(const Call& part_call, const Answer& part, int32_t part_row, const Answer& whole, int32_t whole_row,
-                      int32_t n, const std::string& what);
+std::string same_rows(const Call& part_call, const Answer& part, int32_t part_row,
+                      const Answer& whole, int32_t whole_row, int32_t n, const std::string& what);
 
 /** Element (row, head, e) of an answer; its lse. */
 float o_at(const Call& call, const Answer& answer, int32_t row, int32_t head, int32_t e);
@@ -170,8 +185,10 @@ class Plan {
   Plan& operator=(const Plan&) = delete;
 
   std::string update(const Call& call);
-  std::string run(const Call& call, Answer& out);  // on the lengths of the last update, with a workspace of the first size
-  const attnfold_plan* get() const { return plan_; }
+  std::string run(
+      const Call& call,
+      Answer& out);  // on the lengths of the last update, with a workspace of the first size
+  attnfold_plan* get() const { return plan_; }
   const std::string& error() const { return error_; }
 
  private:
@@ -179,6 +196,11 @@ class Plan {
   std::string error_;
   std::vector<float> workspace_;
 };
+
+/** Runs into o and lse that have gaps between heads and rows, and canaries in them and around; the
+ * answer is packed.
+ *  "" or what failed, or which canary did not survive. */
+std::string run_spaced(const Call& call, const attnfold_execution& execution, Answer& out);
 
 /** Outputs of attention in float32, by row and head, to be merged. */
 struct State {

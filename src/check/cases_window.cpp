@@ -18,7 +18,8 @@ std::string window_counts_self(uint64_t seed, const char* isa) {
       const bool visible = e >= i - 3 && e <= i;
       const float weight = o_at(call, answer, i, 0, e);
       if (visible != (weight != 0.0f)) {
-        return "row " + std::to_string(i) + " gives key " + std::to_string(e) + " the weight " + text_of(weight);
+        return "row " + std::to_string(i) + " gives key " + std::to_string(e) + " the weight " +
+               text_of(weight);
       }
     }
   }
@@ -47,9 +48,11 @@ std::string window_excludes_current(uint64_t seed, const char* isa) {
 
 std::string window_boundary_block_dropped(uint64_t seed, const char* isa) {
   for (const auto& [page_size, window] : {std::pair{128, 1000}, std::pair{16, 20}}) {
-    Spec spec = make_spec({8, 2, 128, 128}, DType::bf16, page_size, kCausal, {1, 1, 1}, {999, 1000, 1500});
+    Spec spec =
+        make_spec({8, 2, 128, 128}, DType::bf16, page_size, kCausal, {1, 1, 1}, {999, 1000, 1500});
     spec.problem.window_left = window - 1;
-    ATTNFOLD_HOLD(in("window " + std::to_string(window), right_under(generate(spec, seed), {seed, isa}, {1, 4})));
+    ATTNFOLD_HOLD(in("window " + std::to_string(window),
+                     right_under(generate(spec, seed), {seed, isa}, {1, 4})));
   }
   return "";
 }
@@ -87,11 +90,13 @@ std::string window_minus_one_unsigned(uint64_t seed, const char* isa) {
     Answer answer;
     ATTNFOLD_HOLD(run(other, execution(x), answer));
     ATTNFOLD_HOLD(in("window " + std::to_string(window), judge_answer(other, answer)));
-    if (window >= 100) ATTNFOLD_HOLD(same_bytes(call, full, answer, "window " + std::to_string(window)));
+    if (window >= 100)
+      ATTNFOLD_HOLD(same_bytes(call, full, answer, "window " + std::to_string(window)));
     if (window != 0) continue;
     for (int32_t e = 0; e < 64; ++e) {
       const int64_t at = call.kv_element_offset(0, 69, call.v_strides, call.v_offset) + e;
-      if (o_at(other, answer, 0, 3, e) != load_f32(call.v->data(), DType::f16, at)) return "window 0 is not the own key alone";
+      if (o_at(other, answer, 0, 3, e) != load_f32(call.v->data(), DType::f16, at))
+        return "window 0 is not the own key alone";
     }
   }
   return "";
@@ -138,7 +143,9 @@ std::string window_sized_scratch(uint64_t seed, const char* isa) {
   if (plan.get() == nullptr || reference.get() == nullptr) return plan.error() + reference.error();
   const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
   const size_t most = attnfold_plan_workspace_bytes(reference.get());
-  return bytes <= most ? "" : "workspace of " + std::to_string(bytes) + " bytes is more than two windows need, " + std::to_string(most);
+  return bytes <= most ? ""
+                       : "workspace of " + std::to_string(bytes) +
+                             " bytes is more than two windows need, " + std::to_string(most);
 }
 
 std::string short_kv_in_large_page_window(uint64_t seed, const char* isa) {
@@ -151,14 +158,16 @@ std::string short_kv_in_large_page_window(uint64_t seed, const char* isa) {
   Answer answer;
   ATTNFOLD_HOLD(run(call, execution(x), answer));
   ATTNFOLD_HOLD(judge_answer(call, answer));
-  if (o_at(call, answer, 0, 0, 63) != 1.0f) return "expected o 1, got " + text_of(o_at(call, answer, 0, 0, 63));
+  if (o_at(call, answer, 0, 0, 63) != 1.0f)
+    return "expected o 1, got " + text_of(o_at(call, answer, 0, 0, 63));
   const float lse = lse_at(call, answer, 0, 0);
   return std::abs(lse - std::log(2.0)) < 0x1p-20 ? "" : "expected lse ln 2, got " + text_of(lse);
 }
 
 std::string decode_path_forgets_window(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  Spec spec = make_spec({8, 2, 256, 256}, DType::bf16, 32, kCausal, Lengths(4, 1), {512, 513, 600, 2000});
+  Spec spec =
+      make_spec({8, 2, 256, 256}, DType::bf16, 32, kCausal, Lengths(4, 1), {512, 513, 600, 2000});
   spec.problem.window_left = 511;
   spec.problem.sm_scale = 1.0f;
   Call call = zero_call(spec);
@@ -170,7 +179,8 @@ std::string decode_path_forgets_window(uint64_t seed, const char* isa) {
   ATTNFOLD_HOLD(judge_answer(call, answer));
   for (int32_t r = 0; r < 4; ++r) {
     const float got = o_at(call, answer, r, 5, 100);
-    if (r == 0 ? got < 6.9f : got > 1.0f) return "request " + std::to_string(r) + ": o is " + text_of(got);
+    if (r == 0 ? got < 6.9f : got > 1.0f)
+      return "request " + std::to_string(r) + ": o is " + text_of(got);
   }
   return "";
 }
@@ -181,7 +191,8 @@ std::string causal_short_query_long_kv(uint64_t seed, const char* isa) {
   fill_v(call, [](int, int t, int, int e) { return t == e ? 1.0f : 0.0f; });
   Answer answer;
   ATTNFOLD_HOLD(run(call, execution(x), answer));
-  for (int32_t i = 0; i < 3; ++i) {  // equal weights on one-hot values: which keys a row sees can be read
+  for (int32_t i = 0; i < 3;
+       ++i) {  // equal weights on one-hot values: which keys a row sees can be read
     for (int32_t e = 0; e < 128; ++e) {
       if ((o_at(call, answer, i, 0, e) != 0.0f) != (e <= 125 + i)) {
         return "row " + std::to_string(i) + " is wrong about key " + std::to_string(e);
@@ -193,25 +204,26 @@ std::string causal_short_query_long_kv(uint64_t seed, const char* isa) {
 }
 
 constexpr NamedCase kCases[] = {
-    {"window_counts_self", "window_left 3 is exactly keys i-3..i", "huggingface/transformers#39408", window_counts_self},
-    {"window_excludes_current", "each decoded token has the bits of the prefill's row", "microsoft/onnxruntime#25927",
-     window_excludes_current},
+    {"window_counts_self", "window_left 3 is exactly keys i-3..i", "huggingface/transformers#39408",
+     window_counts_self},
+    {"window_excludes_current", "each decoded token has the bits of the prefill's row",
+     "microsoft/onnxruntime#25927", window_excludes_current},
     {"window_boundary_block_dropped", "all keys of a window count, however its edge lies in a page",
      "vllm-project/vllm-gaudi#1395", window_boundary_block_dropped},
-    {"window_block_granular_cpu", "the key just before the window has weight 0", "vllm-project/vllm#27650",
-     window_block_granular_cpu},
+    {"window_block_granular_cpu", "the key just before the window has weight 0",
+     "vllm-project/vllm#27650", window_block_granular_cpu},
     {"window_minus_one_unsigned", "-1 is off, 0 the own key alone, very large is full attention",
      "flashinfer-ai/flashinfer#1368", window_minus_one_unsigned},
-    {"window_second_chunk", "chunks under a window have the bits of one prefill", "pytorch/executorch#21857",
-     window_second_chunk},
-    {"window_sized_scratch", "262144 keys run, with scratch bounded by the window", "NVIDIA/TensorRT-LLM#1424",
-     window_sized_scratch},
-    {"short_kv_in_large_page_window", "two keys in a page of 128: o = 1, lse = ln 2", "MinghuasLab/flash-attention-npu#277",
-     short_kv_in_large_page_window},
-    {"decode_path_forgets_window", "a heavy key leaves the window as the cache grows", "EricLBuehler/mistral.rs#2094",
-     decode_path_forgets_window},
-    {"causal_short_query_long_kv", "row i of 3 over 128 keys sees keys 0..125+i", "NVIDIA/cutlass#2336",
-     causal_short_query_long_kv},
+    {"window_second_chunk", "chunks under a window have the bits of one prefill",
+     "pytorch/executorch#21857", window_second_chunk},
+    {"window_sized_scratch", "262144 keys run, with scratch bounded by the window",
+     "NVIDIA/TensorRT-LLM#1424", window_sized_scratch},
+    {"short_kv_in_large_page_window", "two keys in a page of 128: o = 1, lse = ln 2",
+     "MinghuasLab/flash-attention-npu#277", short_kv_in_large_page_window},
+    {"decode_path_forgets_window", "a heavy key leaves the window as the cache grows",
+     "EricLBuehler/mistral.rs#2094", decode_path_forgets_window},
+    {"causal_short_query_long_kv", "row i of 3 over 128 keys sees keys 0..125+i",
+     "NVIDIA/cutlass#2336", causal_short_query_long_kv},
 };
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
+#include "plan/build_schedule.h"
 #include "plan/validate.h"
 
 namespace attnfold {
@@ -101,12 +103,16 @@ Status Plan::reserve() {
   qo_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_len_.resize(static_cast<size_t>(given_.max_batch));
-  units_.resize(static_cast<size_t>(capacity_.units));
-  items_.resize(static_cast<size_t>(capacity_.items));
+  units_.reset(new (std::nothrow) Unit[static_cast<size_t>(capacity_.units)]);
+  items_.reset(new (std::nothrow) Item[static_cast<size_t>(capacity_.items)]);
+  if (!units_ || !items_) {
+    return {ATTNFOLD_INTERNAL, "memory: expected room for the schedules of max_batch " + std::to_string(given_.max_batch) +
+                                   " and max_qo_rows " + std::to_string(given_.max_qo_rows) + ", got none"};
+  }
   shared_.resize(static_cast<size_t>(num_workers_));
   worker_items_.resize(static_cast<size_t>(num_workers_) + 1);
-  schedule_.units = units_.data();
-  schedule_.items = items_.data();
+  schedule_.units = units_.get();
+  schedule_.items = items_.get();
   schedule_.shared = shared_.data();
   schedule_.worker_items = worker_items_.data();
   return {};

@@ -49,8 +49,8 @@ class Plan {
   Schedule schedule_{};
   Lengths lengths_{};              // points at the arrays below, and at the caller's page tables
   std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
-  std::vector<Unit> units_;
-  std::vector<Item> items_;
+  std::unique_ptr<Unit[]> units_;   // uninitialised: large maxima cost address space, not memory
+  std::unique_ptr<Item[]> items_;
   std::vector<SharedUnit> shared_;
   std::vector<int32_t> worker_items_;
 };

@@ -58,14 +58,11 @@ struct Schedule {
   int64_t total_cost, max_worker_cost, max_leaf_cost;
 };
 
-/** Bounds on what any batch within the maxima needs. */
+/** Bounds on what any batch within the maxima needs (plan/build_schedule.h). */
 struct ScheduleCapacity {
   int64_t units, items;
   int64_t state_floats;
 };
-
-ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, int32_t max_qo_rows, int32_t max_kv_len,
-                                   int32_t num_workers);
 
 /** What a batch looks like to the planner. */
 struct BatchLengths {
@@ -73,15 +70,6 @@ struct BatchLengths {
   const int32_t* qo_indptr;   // [batch + 1]
   const int32_t* kv_len;      // [batch]
 };
-
-/**
- * Fills `out`, whose arrays hold what schedule_capacity() says.
- *
- * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one leaf; a cut is moved to the
- *            edge of a super-chunk where that holds.  Else: cuts drawn from the seed.
- */
-void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths& lengths, int32_t num_workers,
-                    uint64_t cut_seed, int64_t state_floats_capacity, Schedule* out);
 
 /** A stretch of leaves that leaves one state behind. */
 enum class SpanKind : int32_t {

@@ -8,7 +8,7 @@ namespace attnfold {
 namespace {
 
 /** A little of everything; the numbers mean nothing. */
-ATTNFOLD_HD float use_core(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, int32_t i) {
+ATTNFOLD_HD inline float use_core(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, int32_t i) {
   const KeyRange range = visible_keys(mask, lengths.qo_indptr[1], lengths.kv_len[0], i);
   const int32_t page = pages_of(lengths, 0)[range.begin / dtype_bytes(dtype)];
   const float a = load_f32(data, dtype, page), b = f16_to_f32(f32_to_f16(a)) + bf16_to_f32(f32_to_bf16(a));

@@ -1,9 +1,12 @@
+// The planner.  Integer arithmetic on plain data: the host and a device compile this one source.
+#pragma once
+
 #include "plan/schedule.h"
 
 namespace attnfold {
-namespace {
+namespace planner {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+ATTNFOLD_HD_LARGE inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /** How the rows of a request of `qo_len` tokens are grouped: follows from that request alone. */
 struct RowSets {
@@ -11,7 +14,7 @@ struct RowSets {
   int32_t kv_heads;   // per row set
 };
 
-RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
+ATTNFOLD_HD_LARGE inline RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
   const int64_t head_rows = qo_len * shape.group_size;
   if (head_rows <= shape.small_rows) {
     const int64_t heads = shape.max_rows / (head_rows > 0 ? head_rows : 1);
@@ -22,7 +25,7 @@ RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
 }
 
 /** Appends the units of one request; returns their cost. */
-int64_t add_units(const UnitShape& shape, const Mask& mask, int32_t request, int32_t qo_len, int32_t kv_len, Schedule* s) {
+ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& mask, int32_t request, int32_t qo_len, int32_t kv_len, Schedule* s) {
   const RowSets sets = row_sets(shape, qo_len);
   int64_t cost = 0;
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
@@ -46,7 +49,7 @@ int64_t add_units(const UnitShape& shape, const Mask& mask, int32_t request, int
   return cost;
 }
 
-uint64_t mix(uint64_t x) {  // splitmix64's finaliser
+ATTNFOLD_HD_LARGE inline uint64_t mix(uint64_t x) {  // splitmix64's finaliser
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -56,11 +59,11 @@ uint64_t mix(uint64_t x) {  // splitmix64's finaliser
 /** Places the cuts one after the other on the line of all leaves. */
 class Cutter {
  public:
-  Cutter(int32_t num_workers, uint64_t seed, int64_t total, int64_t max_leaf_cost)
+  ATTNFOLD_HD_LARGE Cutter(int32_t num_workers, uint64_t seed, int64_t total, int64_t max_leaf_cost)
       : num_workers_(num_workers), seed_(seed), total_(total), max_leaf_cost_(max_leaf_cost) {}
 
   /** Where cut `w` (1..num_workers-1) should lie; random ones are sorted by repeated selection of the next larger. */
-  int64_t wish(int32_t w, int64_t previous) const {
+  ATTNFOLD_HD_LARGE int64_t wish(int32_t w, int64_t previous) const {
     if (seed_ == 0) return total_ / num_workers_ * w + total_ % num_workers_ * w / num_workers_;
     const int64_t left = total_ - previous;
     const int32_t cuts_left = num_workers_ - w;
@@ -70,7 +73,7 @@ class Cutter {
   }
 
   /** The leaf of `unit` (which starts at `start` on the line) to cut at for a wish inside it. */
-  int32_t place(const Unit& unit, int64_t start, int64_t wish) {
+  ATTNFOLD_HD_LARGE int32_t place(const Unit& unit, int64_t start, int64_t wish) {
     const int32_t floor_leaf = unit.leaf_begin + static_cast<int32_t>((wish - start) / unit.leaf_cost);
     if (seed_ != 0) return floor_leaf;
     const int64_t into = wish - start - (floor_leaf - unit.leaf_begin) * unit.leaf_cost;
@@ -98,7 +101,7 @@ class Cutter {
 };
 
 /** Gives the items of one unit, cut at its boundaries, their places for states; whole again if they do not fit. */
-void place_states(const UnitShape& shape, int32_t unit_index, int32_t item_begin, int64_t capacity, Schedule* s) {
+ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_index, int32_t item_begin, int64_t capacity, Schedule* s) {
   const Unit& unit = s->units[unit_index];
   const int32_t n = s->num_items - item_begin;
   if (n == 1) {
@@ -121,7 +124,7 @@ void place_states(const UnitShape& shape, int32_t unit_index, int32_t item_begin
   s->shared[s->num_shared++] = {unit_index, item_begin, n};
 }
 
-void count_worker_items(Schedule* s) {
+ATTNFOLD_HD_LARGE inline void count_worker_items(Schedule* s) {
   int32_t item = 0;
   for (int32_t w = 0; w < s->num_workers; ++w) {
     s->worker_items[w] = item;
@@ -135,9 +138,9 @@ void count_worker_items(Schedule* s) {
   s->worker_items[s->num_workers] = item;
 }
 
-}  // namespace
+}  // namespace planner
 
-ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, int32_t max_qo_rows, int32_t max_kv_len,
+ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, int32_t max_qo_rows, int32_t max_kv_len,
                                    int32_t num_workers) {
   const int64_t tokens = shape.max_rows / shape.group_size > 1 ? shape.max_rows / shape.group_size : 1;
   ScheduleCapacity c;
@@ -147,24 +150,30 @@ ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, in
   c.items = c.units + num_workers;
   // Per worker two items that are cut: at most kSuperChunk - 1 single leaves, a prefix and a row each.  Whole super-chunks:
   // four times the longest request's; where a batch wants more, units stay whole.
-  const int64_t leaves = divide_up(max_kv_len, kLeaf);
-  const int64_t chunks = divide_up(leaves, kSuperChunk) + 1;
+  const int64_t leaves = planner::divide_up(max_kv_len, kLeaf);
+  const int64_t chunks = planner::divide_up(leaves, kSuperChunk) + 1;
   const int64_t states = num_workers == 1 ? 0 : 4 * chunks + static_cast<int64_t>(num_workers) * 2 * (kSuperChunk + 1);
   c.state_floats = states * max_unit_rows(shape) * shape.state_row_floats;
   return c;
 }
 
-void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths& lengths, int32_t num_workers,
+/**
+ * Fills `s`, whose arrays hold what schedule_capacity() says.
+ *
+ * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one leaf; a cut is moved to the
+ *            edge of a super-chunk where that holds.  Else: cuts drawn from the seed.
+ */
+ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths& lengths, int32_t num_workers,
                     uint64_t cut_seed, int64_t state_floats_capacity, Schedule* s) {
   s->num_units = s->num_items = s->num_shared = 0;
   s->num_workers = num_workers;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
   for (int32_t r = 0; r < lengths.batch; ++r) {
     const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
-    if (qo_len > 0) s->total_cost += add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
+    if (qo_len > 0) s->total_cost += planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
   }
 
-  Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
+  planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
   int32_t worker = 0;
   int64_t start = 0;  // of the current unit on the line
   int64_t wish = num_workers > 1 ? cutter.wish(1, 0) : s->total_cost + 1;
@@ -184,10 +193,10 @@ void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths
     if (at < unit.leaf_end || unit.leaf_begin == unit.leaf_end) {
       s->items[s->num_items++] = {u, worker, at, unit.leaf_end, -1};
     }
-    place_states(shape, u, item_begin, state_floats_capacity, s);
+    planner::place_states(shape, u, item_begin, state_floats_capacity, s);
     start = end;
   }
-  count_worker_items(s);
+  planner::count_worker_items(s);
 }
 
 }  // namespace attnfold
