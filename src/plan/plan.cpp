@@ -30,13 +30,13 @@ int32_t default_threads() {
 }
 
 std::string isa_names() {
-  std::string names;
+  std::vector<std::string> names;
   for (const cpu::KernelRow* row : cpu::kernel_table()) {
-    if (names.find(row->isa) == std::string::npos || (std::strcmp(row->isa, "avx512") == 0 && names == "avx512_bf16")) {
-      names += (names.empty() ? "" : ", ") + std::string(row->isa);
-    }
+    if (std::find(names.begin(), names.end(), row->isa) == names.end()) names.push_back(row->isa);
   }
-  return names;
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
 /** avx512_bf16 has a row for bf16 alone; its name takes the AVX-512 rows along for the other types. */
