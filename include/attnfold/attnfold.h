@@ -169,7 +169,7 @@ typedef struct attnfold_lengths {
   const int32_t* kv_len;           /* [batch] keys of each request, 0..max_kv_len; NULL only if ragged */
   const int32_t* block_table;      /* [batch, block_table_stride] page ids, or NULL */
   int64_t block_table_stride;      /* entries from one request's pages to the next one's, >= pages of the longest request */
-  const int32_t* kv_indptr;        /* [batch + 1] offsets into kv_indices, or into the rows of ragged k and v */
+  const int32_t* kv_indptr;        /* [batch + 1] offsets into kv_indices, or into the rows of ragged k and v; never falling */
   const int32_t* kv_indices;       /* [kv_indptr[batch]] page ids, one request after the other */
   int64_t num_kv_rows;             /* rows that ragged k and v hold (sets head-major packed strides); 0 = kv_indptr[batch] */
 } attnfold_lengths;

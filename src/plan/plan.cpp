@@ -44,6 +44,15 @@ bool isa_admits(const std::string& isa, const char* row_isa) {
   return isa.empty() || isa == row_isa || (isa == "avx512_bf16" && std::strcmp(row_isa, "avx512") == 0);
 }
 
+/** Most keys that one unit can see: a window bounds them, and with them the states that a cut leaves behind. */
+int32_t max_visible_keys(const attnfold_problem& p, const UnitShape& shape) {
+  const bool bounded_right = p.mask == ATTNFOLD_MASK_CAUSAL || p.window_right >= 0;
+  if (p.window_left < 0 || !bounded_right) return p.max_kv_len;
+  const int64_t right = p.mask == ATTNFOLD_MASK_CAUSAL ? 0 : p.window_right;
+  const int64_t keys = static_cast<int64_t>(p.window_left) + right + max_unit_rows(shape) + kLeaf;
+  return static_cast<int32_t>(std::min<int64_t>(p.max_kv_len, keys));
+}
+
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
   for (int i = 0; i < 8; ++i) h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
   return h;
@@ -93,7 +102,8 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
 
 Status Plan::reserve() {
   shape_ = cpu::unit_shape(problem_);
-  capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows, given_.max_kv_len, num_workers_);
+  capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows, max_visible_keys(given_, shape_),
+                                num_workers_);
   if (capacity_.items > INT32_MAX) {
     return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits", given_.max_qo_rows);
   }

@@ -127,7 +127,7 @@ namespace {
 
 Status check_offsets(const char* name, const int32_t* indptr, int32_t batch, int64_t last_max, const char* last_what) {
   if (!indptr) return invalid(name, "[batch + 1] offsets", "NULL");
-  if (indptr[0] != 0) return invalid(indexed(name, 0), "0", indptr[0]);
+  if (indptr[0] < 0) return invalid(indexed(name, 0), "0 or more", indptr[0]);
   for (int32_t r = 0; r < batch; ++r) {
     if (indptr[r + 1] < indptr[r]) {
       return invalid(indexed(name, r + 1), "at least " + indexed(name, r) + " (" + std::to_string(indptr[r]) + ")", indptr[r + 1]);
@@ -184,6 +184,7 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
   ATTNFOLD_RETURN_IF_ERROR(check_range("batch", l->batch, 0, p.max_batch));
   if (l->batch == 0) return {};
   ATTNFOLD_RETURN_IF_ERROR(check_offsets("qo_indptr", l->qo_indptr, l->batch, p.max_qo_rows, "max_qo_rows"));
+  if (l->qo_indptr[0] != 0) return invalid(indexed("qo_indptr", 0), "0", l->qo_indptr[0]);
   if (!l->kv_len && !ragged) return invalid("kv_len", "[batch] lengths", "NULL");
   if (ragged) {
     if (l->block_table || l->kv_indices) {
