@@ -43,13 +43,15 @@ struct Results {
 
 const char* state_text(CacheState state) { return state == CacheState::cold ? "cold" : "warm"; }
 
+constexpr int32_t kLongKvLen = 32768;
+
 class Bench {
  public:
   Bench(Measure& measure, bool quick) : measure_(measure), quick_(quick) {}
 
   Results run() {
     measure_.probe_peaks();
-    groups(32768, true);
+    groups(kLongKvLen, true);
     groups(4096, !quick_);
     one(decode_shape(1, 2560, 32, 8));
     one(decode_shape(16, 2048, 32, 8));
@@ -103,8 +105,8 @@ class Bench {
       if (group_size != 4 && !all) continue;
       const BenchShape shape = decode_shape(1, kv_len, group_size * kKvHeads, kKvHeads);
       const check::Call call = with_qo_heads(base, shape.qo_heads);
-      if (kv_len == 32768)
-        results_.group_kv_bytes.emplace_back(group_size, measure_.planned_kv_bytes(call));
+      const int64_t kv_bytes = measure_.planned_kv_bytes(call);
+      if (kv_len == kLongKvLen) results_.group_kv_bytes.emplace_back(group_size, kv_bytes);
       states(call, shape);
     }
   }
@@ -157,8 +159,8 @@ void print_ceilings(const Results& results, const Measure& measure) {
 
 void print_decodes(const Results& results, double peak) {
   fmt::print(
-      "decode, head dim 128, pages of 16 (where not said) permuted; table GB/s is a pure read of "
-      "the same pages in table order\n");
+      "decode, head dim 128, pages of 16 where not said, permuted\n"
+      "table GB/s: a pure read of the same pages in table order and the same state\n");
   Table table({"<shape", "heads", "<kv", "<state", "KV MB", "us", "GB/s", "GFLOP/s", "table GB/s",
                "roofline", "<by", "of it"});
   for (const Row& row : results.decodes) {
@@ -222,12 +224,13 @@ json row_json(const Row& row, const char* kind, double peak) {
   return out;
 }
 
-json results_json(const Results& results, const Measure& measure) {
+json results_json(const Results& results, const Measure& measure, double others) {
   const double peak = largest_peak(measure);
   json out = {{"version", version_text()},
               {"cpu", cpu_model()},
               {"cpu_features", cpu_features()},
               {"threads", measure.threads()},
+              {"cpus_used_by_others", others},
               {"cache_bytes", measure.cache_bytes()},
               {"fma_gflop_per_s", measure.fma.value},
               {"bf16_dot_gflop_per_s", measure.dot.value},
@@ -264,7 +267,8 @@ int run_bench(const BenchOptions& options) {
       throw BadInput(
           fmt::format("--json: expected a file that can be written, got {}", options.json_file));
   }
-  const double load = load_average();
+  const double foreign_before = foreign_cpu_seconds();
+  const auto start = std::chrono::steady_clock::now();
   Progress progress;
   Measure measure(options.threads > 0 ? options.threads : default_threads(), options.isa,
                   options.quick ? 0.5 : 3.0, progress);
@@ -276,17 +280,24 @@ int run_bench(const BenchOptions& options) {
     throw BadInput(error.what());
   }
   progress.clear();
+  const double seconds = elapsed_us_since(start) / 1e6;
+  const double others =
+      foreign_before < 0 ? -1 : std::max(0.0, foreign_cpu_seconds() - foreign_before) / seconds;
 
   const double peak = largest_peak(measure);
   fmt::print("attnfold {}, {}, {} threads, {} last-level cache\n", version_text(), cpu_model(),
              measure.threads(), bytes_text(static_cast<double>(measure.cache_bytes())));
-  fmt::print("kernel {}, load average before the run {:.1f}\n\n",
-             results.decodes.front().measured.kernel, load);
+  fmt::print("kernel {}\n", results.decodes.front().measured.kernel);
+  if (others >= 0) {
+    fmt::print("other processes used {:.2f} CPUs meanwhile{}\n", others,
+               others > 0.2 ? ": the figures below are low" : "");
+  }
+  fmt::print("\n");
   print_ceilings(results, measure);
   print_decodes(results, peak);
   print_prefills(results, peak);
   if (file.is_open()) {
-    file << results_json(results, measure).dump(2) << "\n";
+    file << results_json(results, measure, others).dump(2) << "\n";
     if (!file.flush()) throw BadInput(fmt::format("--json: cannot write {}", options.json_file));
   }
   return kv_is_read_once(results) ? kRight : kWrong;

@@ -181,7 +181,8 @@ void add_info(CLI::App& app, Command& command) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* sub =
       app.add_subcommand("info", "This machine, the kernel table, and which rows serve a problem");
-  sub->add_option("FILE", options->file, "A call: which rows serve it, and why the others do not");
+  sub->add_option("FILE", options->file, "A call: which rows serve it, and why the others do not")
+      ->type_name("");
   sub->add_flag("--json", options->as_json, "Print JSON");
   sub->add_flag("--matrix", options->matrix,
                 "Print the support matrix as Markdown, generated from the kernel table");

@@ -151,7 +151,7 @@ int run_run_or_explain(const RunOptions& options) {
 void add_run(CLI::App& app, Command& command) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* sub = app.add_subcommand("run", "Answer the call in FILE, time it, write o and lse");
-  sub->add_option("FILE", options->file, "The call")->required();
+  sub->add_option("FILE", options->file, "The call")->type_name("")->required();
   sub->add_option("--out", options->out, "Write o and lse to this safetensors file")
       ->type_name("FILE");
   add_threads_flag(sub, options->threads);

@@ -174,10 +174,10 @@ void add_verify(CLI::App& app, Command& command) {
   auto options = std::make_shared<Options>();
   CLI::App* sub =
       app.add_subcommand("verify", "Judge the engine, and recorded answers, against float64");
-  sub->add_option("FILE", options->files, "Calls");
+  sub->add_option("FILE", options->files, "Calls")->type_name("");
   sub->add_option("--case", options->cases, "A case by name instead of a file; may be repeated")
       ->type_name("NAME")
-      ->expected(1);
+      ->allow_extra_args(false);
   sub->add_option("--seed", options->verify.seed, "What cases and schedules are drawn from")
       ->type_name("N")
       ->capture_default_str();

@@ -79,7 +79,7 @@ CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend) {
   };
   return sub->add_option("--backend", backend, "Where to run")
       ->check(CLI::Validator(check, "cpu"))
-      ->type_name("");
+      ->type_name("NAME");
 }
 
 std::vector<attnfold_kernel_info> kernel_table() {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -84,9 +84,19 @@ int64_t available_memory_bytes() {
   return kilobytes * 1024;
 }
 
-double load_average() {
-  double load = 0;
-  return getloadavg(&load, 1) == 1 ? load : -1;
+double foreign_cpu_seconds() {
+  std::ifstream file("/proc/stat");
+  std::string name;
+  std::array<double, 8> ticks{};  // user nice system idle iowait irq softirq steal
+  file >> name;
+  for (double& t : ticks) file >> t;
+  const long ticks_per_second = sysconf(_SC_CLK_TCK);
+  timespec own{};
+  if (!file || ticks_per_second <= 0 || clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) != 0)
+    return -1;
+  const double busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7];
+  return busy / static_cast<double>(ticks_per_second) - static_cast<double>(own.tv_sec) -
+         static_cast<double>(own.tv_nsec) * 1e-9;
 }
 
 }  // namespace attnfold::tools

@@ -9,6 +9,12 @@ namespace {
 
 constexpr uintptr_t kAlignment = 16;
 
+#if defined(__x86_64__)
+constexpr __int128 kAddressEnd = static_cast<__int128>(1) << 47;  // of a process's addresses
+#else
+constexpr __int128 kAddressEnd = static_cast<__int128>(1) << 52;
+#endif
+
 /** Bytes that a tensor may touch, from the first to one past the last. */
 struct Extent {
   const char* name;
@@ -40,7 +46,7 @@ Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const i
   for (int i = 0; i < 3; ++i) reach.add(n[i], stride[i]);
   const __int128 base = static_cast<__int128>(reinterpret_cast<uintptr_t>(p));
   const __int128 low = base + reach.low * bytes, high = base + (reach.high + width) * bytes;
-  if (low < 0 || high > static_cast<__int128>(UINTPTR_MAX)) {
+  if (low < 0 || high > kAddressEnd) {
     return invalid(name, "strides that stay within the address space", "strides that leave it");
   }
   *out = {name, static_cast<uintptr_t>(low), static_cast<uintptr_t>(high)};

@@ -49,6 +49,7 @@ expect 1 'WRONG' verify "$work/short" "$work/wrong_o"
 expect 0 'long_decode_20000' verify --list-cases
 expect 0 'random.*right$' verify --case random --seed 5 --schedules 3
 expect 0 'Seed 5' verify --case random --seed 5 --schedules 1
+expect 0 'case merge_pair.*right$' verify --case merge_pair_both_empty --case random --schedules 1 "$good"
 expect 2 'no_such_case' verify --case no_such_case
 expect 2 'neither' verify
 finish

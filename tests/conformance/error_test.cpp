@@ -202,7 +202,7 @@ TEST(Errors, ContentsOfPagedLengths) {
 TEST(Errors, ContentsOfCsrLengths) {
   expect_refused_lengths(csr_call(),
                          {
-                             {"kv_indptr[0]", [](Call& c) { c.kv_indptr[0] = 1; }},
+                             {"kv_indptr[0]", [](Call& c) { c.kv_indptr[0] = -1; }},
                              {"kv_indptr[2]", [](Call& c) { c.kv_indptr[2] = 0; }},
                              {"kv_len[0]", [](Call& c) { c.kv_indptr[1] = 4; }},
                              {"kv_indices[0]", [](Call& c) { c.kv_indices[0] = -7; }},
@@ -282,7 +282,7 @@ TEST(Errors, TensorsOfARunAndNothingWritten) {
       {"q", [](T& t) { t.q_stride_row = INT64_MAX / 2; }},
       {"k", [](T& t) { t.k_stride_page = INT64_MIN; }},
       {"v", [](T& t) { t.v_stride_token = INT64_MAX; }},
-      {"o", [](T& t) { t.o_stride_row = INT64_MAX / 4; }},
+      {"o", [](T& t) { t.o_stride_row = INT64_MAX / 2; }},
   };
   for (const Mutation<T>& mutation : mutations) {
     T tensors = call.tensors();
