@@ -104,18 +104,46 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
   }
 }
 
+/** What turns q.k into a score in the log2 domain, for one row. */
+struct ScoreMod {
+  float scale;           // without soft-cap
+  float softcap_scale, softcap_log2;
+  bool softcap, alibi;
+  float slope_log2;      // ALiBi: slope * log2(e)
+};
+
+/** Scores of 16 keys, the first at `distance` from the query (key position - query position). */
+ATTNFOLD_LANE_FN Lanes modified(const ScoreMod& mod, Lanes qk, float distance) {
+  Lanes x = mod.softcap ? mul(tanh_lanes(mul(qk, splat(mod.softcap_scale))), splat(mod.softcap_log2))
+                        : mul(qk, splat(mod.scale));
+  if (mod.alibi) x = fma(splat(mod.slope_log2), add(splat(distance), lane_numbers()), x);
+  return x;
+}
+
+/** Keys that a row sees of a leaf: [0, sink) and [begin, end), relative to it. */
+struct LeafKeys {
+  int32_t sink, begin, end;
+};
+
 /**
  * The state of one row on one leaf, but for o: s becomes p.
  *
- * s            [kLeaf] raw scores; those outside [begin, end) hold anything.  Afterwards p = 2^(x - m) inside, and 0 up to
- *              the lanes' edges
+ * s            [kLeaf] q.k; where the row does not see the key, anything.  Afterwards p = 2^(x - m) where it does, and 0
+ *              elsewhere in the 16 lanes of such keys
+ * distance     position of the leaf's first key less the query's
  */
-ATTNFOLD_LANE_FN void leaf_softmax(float* s, int begin, int end, float score_scale, float* m, float* l) {
-  const int lane_begin = begin & ~15, lane_end = (end + 15) & ~15;
-  const Lanes scale = splat(score_scale);
-  for (int i = lane_begin; i < lane_end; i += 16) store(s + i, mul(load(s + i), scale));
-  for (int i = lane_begin; i < begin; ++i) s[i] = -__builtin_inff();
-  for (int i = end; i < lane_end; ++i) s[i] = -__builtin_inff();
+ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMod& mod, float distance, float* m, float* l) {
+  const int lane_begin = keys.sink > 0 ? 0 : keys.begin & ~15;
+  const int lane_end = ((keys.end > keys.begin ? keys.end : keys.sink) + 15) & ~15;
+  for (int i = lane_begin; i < lane_end; i += 16) {
+    store(s + i, modified(mod, load(s + i), distance + static_cast<float>(i)));
+  }
+  const int gap_begin = keys.sink > 0 ? keys.sink : lane_begin;
+  const int gap_end = keys.end > keys.begin ? keys.begin : lane_end;
+  for (int i = gap_begin; i < gap_end; ++i) s[i] = -__builtin_inff();
+  if (keys.end > keys.begin) {
+    for (int i = keys.end; i < lane_end; ++i) s[i] = -__builtin_inff();
+  }
   Lanes largest = splat(kLowest);
   for (int i = lane_begin; i < lane_end; i += 16) largest = max_keep_nan(load(s + i), largest);  // passes over NaN
   *m = reduce_max(largest);
