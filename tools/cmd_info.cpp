@@ -33,6 +33,8 @@ Service service_of(const attnfold_problem& problem, const std::vector<attnfold_k
     const attnfold_status status = attnfold_kernel_serves(static_cast<int32_t>(i), &problem);
     if (status == ATTNFOLD_INVALID_ARGUMENT) throw BadInput(attnfold_last_error());
     std::string text = status == ATTNFOLD_OK ? "" : attnfold_last_error();
+    const std::string prefix = std::string(rows[i].name) + ": ";
+    if (text.starts_with(prefix)) text.erase(0, prefix.size());
     if (text.empty() && rows[i].available == 0) text = std::string("not on this machine: ") + rows[i].why_not;
     service.why_not.push_back(text);
   }
@@ -101,22 +103,25 @@ void print_machine(const Chosen& chosen) {
   fmt::print("cpu          {}\n", cpu_model());
   fmt::print("features     {}\n", cpu_features());
   fmt::print("cpus         {}\n", num_usable_cpus());
-  if (chosen.error.empty()) {
-    fmt::print("isa          {}\n", chosen.isa);
-  } else {
-    fmt::print("isa          none: {}\n", chosen.error);
-  }
+  fmt::print("isa          {}\n", chosen.error.empty() ? chosen.isa : "none: " + chosen.error);
   fmt::print("fold         L = {} keys a leaf, S = {} leaves a super-chunk\n\n", ATTNFOLD_LEAF, ATTNFOLD_SUPER_CHUNK);
 }
 
-void print_kernels(const std::vector<attnfold_kernel_info>& rows, const Service* service) {
-  Table table({"<kernel", "<isa", "<q", "<kv", service == nullptr ? "<here" : "<serves", "<numerics id"});
+void print_kernels(const std::vector<attnfold_kernel_info>& rows) {
+  Table table({"<kernel", "<isa", "<q", "<kv", "<here", "<numerics id"});
+  for (const attnfold_kernel_info& row : rows) {
+    const char* here = row.available != 0 ? "yes" : "no";
+    table.add_row({row.name, row.isa, row.q_dtypes, row.kv_dtype, here, row.numerics_id});
+    if (row.available == 0) table.add_note(row.why_not);
+  }
+  fmt::print("{}", table.text());
+}
+
+void print_service(const std::vector<attnfold_kernel_info>& rows, const Service& service) {
+  Table table({"<kernel", "<serves", "<why not"});
   for (size_t i = 0; i < rows.size(); ++i) {
-    const attnfold_kernel_info& row = rows[i];
-    const bool yes = service == nullptr ? row.available != 0 : service->why_not[i].empty();
-    table.add_row({row.name, row.isa, row.q_dtypes, row.kv_dtype, yes ? "yes" : "no", row.numerics_id});
-    const std::string why_not = service == nullptr ? row.why_not : service->why_not[i];
-    if (!yes) table.add_note(why_not);
+    const std::string& why_not = service.why_not[i];
+    table.add_row({rows[i].name, why_not.empty() ? "yes" : "no", why_not});
   }
   fmt::print("{}", table.text());
 }
@@ -147,8 +152,9 @@ int run_info(const InfoOptions& options) {
   } else {
     print_machine(chosen);
     if (asked) fmt::print("problem      {}\n", problem_text(problem));
-    if (asked && chosen.error.empty()) fmt::print("kernel       {}\n\n", chosen.kernel);
-    print_kernels(rows, asked ? &service : nullptr);
+    if (asked) fmt::print("kernel       {}\n\n", chosen.error.empty() ? chosen.kernel : "none: " + chosen.error);
+    if (asked) print_service(rows, service);
+    if (!asked) print_kernels(rows);
   }
   return asked && !service.served() ? kBadInput : kRight;
 }

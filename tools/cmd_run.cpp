@@ -118,7 +118,7 @@ int run_run(const RunOptions& options) {
     return kRight;
   }
   fmt::print("{}\n", options.file);
-  if (!call.origin.empty()) fmt::print("  {:<18}{}\n", "origin", call.origin);
+  if (!call.origin.empty()) fmt::print("  {:<18}{}\n", "origin", wrapped(call.origin, 78, 20));
   fmt::print("  {:<18}{}  (numerics {})\n", "kernel", kernel, numerics_id);
   print_lines(times);
   fmt::print("plan\n");

@@ -15,6 +15,8 @@ namespace attnfold::tools {
 namespace {
 
 using nlohmann::json;
+constexpr size_t kNameWidth = 42;
+
 using Step = std::function<void(const std::string&)>;
 
 struct Options {
@@ -70,7 +72,10 @@ json verdict_json(const std::string& name, const Verdict& v) {
                 {"max_o_error", j.max_o_err}, {"max_lse_error", j.max_lse_err}};
   };
   if (v.engine) out["engine"] = judgement(*v.engine);
-  if (v.recorded) out["recorded"] = judgement(*v.recorded);
+  if (v.recorded) {
+    out["recorded"] = judgement(*v.recorded);
+    if (!v.recorded_lse) out["recorded"]["worst_lse"] = out["recorded"]["max_lse_error"] = nullptr;
+  }
   return out;
 }
 
@@ -78,10 +83,13 @@ void add_to_table(Table& table, const std::string& name, const Verdict& v) {
   auto ratio = [](const std::optional<check::Judgement>& j, double check::Judgement::*member) {
     return j ? fmt::format("{:.2f}", *j.*member) : std::string("-");
   };
-  table.add_row({shortened(name, 36), v.engine ? fmt::format("{}", v.num_rows) : "-",
+  const size_t slash = name.rfind('/');
+  const std::string file = name.size() <= kNameWidth || slash == std::string::npos ? name : name.substr(slash + 1);
+  const bool has_lse = v.recorded && v.recorded_lse;
+  table.add_row({shortened(file, kNameWidth), v.engine ? fmt::format("{}", v.num_rows) : "-",
                  ratio(v.engine, &check::Judgement::worst_o), ratio(v.engine, &check::Judgement::worst_lse),
                  v.num_schedules > 0 ? fmt::format("{}", v.num_schedules) : "-",
-                 ratio(v.recorded, &check::Judgement::worst_o), ratio(v.recorded, &check::Judgement::worst_lse),
+                 ratio(v.recorded, &check::Judgement::worst_o), has_lse ? ratio(v.recorded, &check::Judgement::worst_lse) : "-",
                  word_of(v.code)});
   if (!v.why.empty()) table.add_note(v.why);
 }

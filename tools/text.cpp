@@ -43,7 +43,7 @@ std::string Table::text() const {
   };
   std::string text = row_text(headings_);
   for (const Line& line : lines_) {
-    text += line.cells.empty() ? fmt::format("    {}\n", line.note) : row_text(line.cells);
+    text += line.cells.empty() ? fmt::format("    {}\n", wrapped(line.note, 92, 6)) : row_text(line.cells);
   }
   return text;
 }
@@ -93,6 +93,19 @@ std::string bytes_text(double bytes) {
 
 std::string shortened(const std::string& text, size_t width) {
   return text.size() <= width ? text : ".." + text.substr(text.size() - (width - 2));
+}
+
+std::string wrapped(const std::string& text, size_t width, size_t indent) {
+  std::string out;
+  size_t start = 0;
+  while (text.size() - start > width) {
+    size_t stop = text.rfind(' ', start + width);
+    const bool has_space = stop != std::string::npos && stop > start;
+    if (!has_space) stop = start + width;
+    out += text.substr(start, stop - start) + "\n" + std::string(indent, ' ');
+    start = has_space ? stop + 1 : stop;
+  }
+  return out + text.substr(start);
 }
 
 }  // namespace attnfold::tools

@@ -61,5 +61,7 @@ std::string short_number(double x);
 std::string bytes_text(double bytes);
 /** At most `width` characters, the front replaced by ".." where it does not fit. */
 std::string shortened(const std::string& text, size_t width);
+/** Broken at spaces into lines of at most `width`, the second and later ones indented by `indent`. */
+std::string wrapped(const std::string& text, size_t width, size_t indent);
 
 }  // namespace attnfold::tools

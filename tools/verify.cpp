@@ -74,6 +74,7 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
   const ref::Truth truth = ref::answer(call);
   verdict.engine = check::judge(call, truth, first.answer.o.data(), DType::f32, first.answer.lse.data(), 0);
   if (call.recorded_o != nullptr) {
+    verdict.recorded_lse = !call.recorded_lse.empty();
     const float* lse = call.recorded_lse.empty() ? nullptr : call.recorded_lse.data();
     verdict.recorded = check::judge(call, truth, call.recorded_o->data(), call.recorded_o_dtype, lse, 1);
   }

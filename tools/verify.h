@@ -25,6 +25,7 @@ struct Verdict {
   std::string kernel;
   std::optional<check::Judgement> engine;      // o in float32, before any rounding to 16 bits
   std::optional<check::Judgement> recorded;    // plus one rounding of its stored dtype
+  bool recorded_lse = false;                   // an lse was recorded too
   int num_schedules = 0;                       // distinct ones that gave the same bits
 };
 

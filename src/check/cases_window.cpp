@@ -123,7 +123,7 @@ std::string window_second_chunk(uint64_t seed, const char* isa) {
 // 262144 keys in 64 pages of memory: the table names each page many times.
 std::string window_sized_scratch(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  const int32_t heads = is_fast(x) ? 32 : 1, kv_len = 262144, window = 65536;
+  const int32_t heads = is_fast(x) ? 8 : 1, kv_len = 262144, window = 65536;
   Spec spec = make_spec({heads, heads, 128, 128}, DType::f16, 64, kCausal, {1}, {64 * 64});
   spec.problem.window_left = window - 1;
   Call call = zero_call(spec);

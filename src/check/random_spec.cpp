@@ -7,7 +7,7 @@
 namespace attnfold::check {
 namespace {
 
-constexpr int64_t kMaxProducts = 30'000'000;  // of a query element and a key's, for the oracle
+constexpr int64_t kMaxProducts = 20'000'000;  // of elements of q and k, and of weights and v
 constexpr int64_t kMaxElements = 6'000'000;   // of k and v together
 constexpr int32_t kSuperChunkKeys = ATTNFOLD_LEAF * ATTNFOLD_SUPER_CHUNK;
 
@@ -101,11 +101,16 @@ Spec random_spec(std::mt19937_64& rng) {
   const int32_t batch = dice.one_in(20) ? 0 : dice.between(1, 8);
   int64_t elements = 0, products = 0;
   for (int32_t r = 0; r < batch; ++r) {
-    const int32_t kv_len = draw_kv_len(dice);
-    const int32_t qo_len = draw_qo_len(dice, kv_len);
+    int32_t kv_len = draw_kv_len(dice);
+    int32_t qo_len = draw_qo_len(dice, kv_len);
+    const auto too_much = [&] {
+      return elements + kv_len * key_elements > kMaxElements ||
+             products + int64_t{qo_len} * kv_len * pair_products > kMaxProducts;
+    };
+    while (too_much() && qo_len > 1) qo_len /= 2;
+    while (too_much() && kv_len > 1) kv_len /= 2;
     elements += kv_len * key_elements;
     products += int64_t{qo_len} * kv_len * pair_products;
-    if (r > 0 && (elements > kMaxElements || products > kMaxProducts)) break;
     spec.kv_len.push_back(kv_len);
     spec.qo_len.push_back(qo_len);
   }

@@ -20,7 +20,8 @@ TEST_P(Case, Holds) {
                        << GetParam().name << " --seed " << seed;
 }
 
-INSTANTIATE_TEST_SUITE_P(Named, Case, ::testing::ValuesIn(named_cases().begin(), named_cases().end()),
+INSTANTIATE_TEST_SUITE_P(Named, Case,
+                         ::testing::ValuesIn(named_cases().begin(), named_cases().end()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(CaseList, EveryNameRunsOrSaysWhatItWaitsFor) {

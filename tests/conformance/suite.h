@@ -21,7 +21,9 @@ inline uint64_t seed() {
 /** ATTNFOLD_ISA chooses the kernel row. */
 inline cases::Context context() { return {seed(), nullptr}; }
 
-#define ATTNFOLD_EXPECT_HOLDS(expression) EXPECT_EQ(expression, "") << "ATTNFOLD_SEED=" << ::attnfold::check::test::seed()
-#define ATTNFOLD_ASSERT_HOLDS(expression) ASSERT_EQ(expression, "") << "ATTNFOLD_SEED=" << ::attnfold::check::test::seed()
+#define ATTNFOLD_EXPECT_HOLDS(expression) \
+  EXPECT_EQ(expression, "") << "ATTNFOLD_SEED=" << ::attnfold::check::test::seed()
+#define ATTNFOLD_ASSERT_HOLDS(expression) \
+  ASSERT_EQ(expression, "") << "ATTNFOLD_SEED=" << ::attnfold::check::test::seed()
 
 }  // namespace attnfold::check::test

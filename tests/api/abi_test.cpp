@@ -1,0 +1,165 @@
+// Sizes, offsets and values that callers were compiled with.  A field may be added at the end of a struct; anything else
+// that shows here breaks programs in use.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+
+#include "attnfold/attnfold.h"
+
+namespace {
+
+static_assert(sizeof(void*) == 8, "the offsets below are those of LP64");
+
+TEST(Abi, ProblemKeepsItsLayout) {
+  EXPECT_EQ(sizeof(attnfold_problem), 88u);
+  EXPECT_EQ(offsetof(attnfold_problem, struct_size), 0u);
+  EXPECT_EQ(offsetof(attnfold_problem, qo_heads), 8u);
+  EXPECT_EQ(offsetof(attnfold_problem, kv_heads), 12u);
+  EXPECT_EQ(offsetof(attnfold_problem, head_dim_qk), 16u);
+  EXPECT_EQ(offsetof(attnfold_problem, head_dim_vo), 20u);
+  EXPECT_EQ(offsetof(attnfold_problem, q_dtype), 24u);
+  EXPECT_EQ(offsetof(attnfold_problem, kv_dtype), 28u);
+  EXPECT_EQ(offsetof(attnfold_problem, o_dtype), 32u);
+  EXPECT_EQ(offsetof(attnfold_problem, kv_storage), 36u);
+  EXPECT_EQ(offsetof(attnfold_problem, kv_layout), 40u);
+  EXPECT_EQ(offsetof(attnfold_problem, page_size), 44u);
+  EXPECT_EQ(offsetof(attnfold_problem, num_pages), 48u);
+  EXPECT_EQ(offsetof(attnfold_problem, mask), 56u);
+  EXPECT_EQ(offsetof(attnfold_problem, window_left), 60u);
+  EXPECT_EQ(offsetof(attnfold_problem, window_right), 64u);
+  EXPECT_EQ(offsetof(attnfold_problem, sm_scale), 68u);
+  EXPECT_EQ(offsetof(attnfold_problem, max_batch), 72u);
+  EXPECT_EQ(offsetof(attnfold_problem, max_qo_rows), 76u);
+  EXPECT_EQ(offsetof(attnfold_problem, max_kv_len), 80u);
+}
+
+TEST(Abi, ExecutionKeepsItsLayout) {
+  EXPECT_EQ(sizeof(attnfold_execution), 48u);
+  EXPECT_EQ(offsetof(attnfold_execution, num_threads), 8u);
+  EXPECT_EQ(offsetof(attnfold_execution, num_workers), 12u);
+  EXPECT_EQ(offsetof(attnfold_execution, cut_seed), 16u);
+  EXPECT_EQ(offsetof(attnfold_execution, isa), 24u);
+  EXPECT_EQ(offsetof(attnfold_execution, parallel_for), 32u);
+  EXPECT_EQ(offsetof(attnfold_execution, parallel_user), 40u);
+}
+
+TEST(Abi, LengthsKeepTheirLayout) {
+  EXPECT_EQ(sizeof(attnfold_lengths), 72u);
+  EXPECT_EQ(offsetof(attnfold_lengths, batch), 8u);
+  EXPECT_EQ(offsetof(attnfold_lengths, qo_indptr), 16u);
+  EXPECT_EQ(offsetof(attnfold_lengths, kv_len), 24u);
+  EXPECT_EQ(offsetof(attnfold_lengths, block_table), 32u);
+  EXPECT_EQ(offsetof(attnfold_lengths, block_table_stride), 40u);
+  EXPECT_EQ(offsetof(attnfold_lengths, kv_indptr), 48u);
+  EXPECT_EQ(offsetof(attnfold_lengths, kv_indices), 56u);
+  EXPECT_EQ(offsetof(attnfold_lengths, num_kv_rows), 64u);
+}
+
+TEST(Abi, TensorsKeepTheirLayout) {
+  EXPECT_EQ(sizeof(attnfold_tensors), 144u);
+  EXPECT_EQ(offsetof(attnfold_tensors, q), 8u);
+  EXPECT_EQ(offsetof(attnfold_tensors, q_stride_row), 16u);
+  EXPECT_EQ(offsetof(attnfold_tensors, k), 32u);
+  EXPECT_EQ(offsetof(attnfold_tensors, k_stride_page), 40u);
+  EXPECT_EQ(offsetof(attnfold_tensors, v), 64u);
+  EXPECT_EQ(offsetof(attnfold_tensors, v_stride_page), 72u);
+  EXPECT_EQ(offsetof(attnfold_tensors, o), 96u);
+  EXPECT_EQ(offsetof(attnfold_tensors, o_stride_row), 104u);
+  EXPECT_EQ(offsetof(attnfold_tensors, lse), 120u);
+  EXPECT_EQ(offsetof(attnfold_tensors, lse_stride_head), 136u);
+}
+
+TEST(Abi, OutputStructsKeepTheirLayout) {
+  EXPECT_EQ(sizeof(attnfold_plan_report), 96u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, num_workers), 8u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, max_super_chunks), 32u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, num_leaves), 40u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, kv_bytes), 80u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, schedule_id), 88u);
+  EXPECT_EQ(sizeof(attnfold_plan_item), 48u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, worker), 8u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, leaf_end), 40u);
+  EXPECT_EQ(sizeof(attnfold_kernel_info), 64u);
+  EXPECT_EQ(offsetof(attnfold_kernel_info, name), 8u);
+  EXPECT_EQ(offsetof(attnfold_kernel_info, why_not), 56u);
+}
+
+TEST(Abi, StateKeepsItsLayout) {
+  EXPECT_EQ(sizeof(attnfold_state), 104u);
+  EXPECT_EQ(offsetof(attnfold_state, o), 8u);
+  EXPECT_EQ(offsetof(attnfold_state, o_dtype), 16u);
+  EXPECT_EQ(offsetof(attnfold_state, o_stride_row), 24u);
+  EXPECT_EQ(offsetof(attnfold_state, lse), 40u);
+  EXPECT_EQ(offsetof(attnfold_state, lse_layout), 48u);
+  EXPECT_EQ(offsetof(attnfold_state, lse_stride_row), 56u);
+  EXPECT_EQ(offsetof(attnfold_state, log_base), 72u);
+  EXPECT_EQ(offsetof(attnfold_state, empty), 76u);
+  EXPECT_EQ(offsetof(attnfold_state, empty_value), 80u);
+  EXPECT_EQ(offsetof(attnfold_state, sink_included), 84u);
+  EXPECT_EQ(offsetof(attnfold_state, normalised), 88u);
+  EXPECT_EQ(offsetof(attnfold_state, l), 96u);
+}
+
+TEST(Abi, EnumeratorsKeepTheirValues) {
+  EXPECT_EQ(ATTNFOLD_F32, 0);
+  EXPECT_EQ(ATTNFOLD_F16, 1);
+  EXPECT_EQ(ATTNFOLD_BF16, 2);
+  EXPECT_EQ(ATTNFOLD_KV_PAGED, 0);
+  EXPECT_EQ(ATTNFOLD_KV_RAGGED, 1);
+  EXPECT_EQ(ATTNFOLD_NHD, 0);
+  EXPECT_EQ(ATTNFOLD_HND, 1);
+  EXPECT_EQ(ATTNFOLD_MASK_NONE, 0);
+  EXPECT_EQ(ATTNFOLD_MASK_CAUSAL, 1);
+  EXPECT_EQ(ATTNFOLD_LOG_E, 0);
+  EXPECT_EQ(ATTNFOLD_LOG_2, 1);
+  EXPECT_EQ(ATTNFOLD_ROWS_HEADS, 0);
+  EXPECT_EQ(ATTNFOLD_HEADS_ROWS, 1);
+  EXPECT_EQ(ATTNFOLD_EMPTY_INF, 0);
+  EXPECT_EQ(ATTNFOLD_EMPTY_NAN, 1);
+  EXPECT_EQ(ATTNFOLD_EMPTY_FINITE, 2);
+}
+
+TEST(Abi, EveryStatusHasItsNameAndValue) {
+  const std::pair<int, const char*> known[] = {
+      {0, "OK"},
+      {1, "INVALID_ARGUMENT"},
+      {2, "UNSUPPORTED"},
+      {3, "OUT_OF_WORKSPACE"},
+      {4, "DEVICE_ERROR"},
+      {5, "INTERNAL"},
+  };
+  for (const auto& [value, name] : known) {
+    EXPECT_STREQ(attnfold_status_name(static_cast<attnfold_status>(value)), name);
+  }
+  EXPECT_NE(attnfold_status_name(static_cast<attnfold_status>(6)), nullptr);
+}
+
+TEST(Abi, TheLibraryHasTheHeadersVersion) {
+  EXPECT_EQ(attnfold_version(), ATTNFOLD_VERSION_MAJOR * 10000 + ATTNFOLD_VERSION_MINOR * 100 +
+                                    ATTNFOLD_VERSION_PATCH);
+}
+
+TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
+  const attnfold_problem problem = ATTNFOLD_PROBLEM_INIT;
+  EXPECT_EQ(problem.struct_size, sizeof(problem));
+  EXPECT_EQ(problem.mask, ATTNFOLD_MASK_CAUSAL);
+  EXPECT_EQ(problem.window_left, -1);
+  EXPECT_EQ(problem.window_right, -1);
+  EXPECT_EQ(problem.sm_scale, ATTNFOLD_SM_SCALE_DEFAULT);
+  EXPECT_EQ(problem.page_size, 16);
+  const attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+  EXPECT_EQ(execution.struct_size, sizeof(execution));
+  EXPECT_EQ(execution.isa, nullptr);
+  const attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
+  EXPECT_EQ(lengths.struct_size, sizeof(lengths));
+  const attnfold_tensors tensors = ATTNFOLD_TENSORS_INIT;
+  EXPECT_EQ(tensors.struct_size, sizeof(tensors));
+  EXPECT_EQ(tensors.lse_stride_head, 0);
+  const attnfold_state state = ATTNFOLD_STATE_INIT;
+  EXPECT_EQ(state.struct_size, sizeof(state));
+  EXPECT_EQ(state.normalised, 1);
+  EXPECT_EQ(state.l, nullptr);
+}
+
+}  // namespace

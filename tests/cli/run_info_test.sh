@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# attnfold run and info: answers, exit codes and messages.
+. "$(dirname "$0")/expect.sh" "$@"
+good=$data/mixed_layer29.safetensors
+
+expect 0 'num_units' run "$good" --repeat 2
+expect 0 '"kernel": "cpu_scalar/' run "$good" --repeat 1 --isa scalar --json
+expect 0 '"num_workers": 5' run "$good" --repeat 1 --workers 5 --json
+expect 2 'missing' run "$work/missing"
+expect 2 '.' run "$work"
+head -c 1000 "$good" >"$work/short"
+expect 2 'short' run "$work/short"
+expect 2 'FILE' run
+expect 2 '.' run "$good" --repeat 1 --out "$work/no/such/folder/o.safetensors"
+
+# Workers cannot change a byte of what is written.
+expect 0 'written' run "$good" --repeat 1 --workers 1 --out "$work/one.safetensors"
+expect 0 'written' run "$good" --repeat 1 --workers 7 --out "$work/seven.safetensors"
+cmp "$work/one.safetensors" "$work/seven.safetensors" || fail "1 and 7 workers wrote different files"
+
+expect 0 'numerics id' info
+expect 0 '"kernels"' info --json
+expect 0 'cpu_scalar/bf16.* yes' info "$good"
+expect 0 'cpu_scalar/f16 .* no .*kv_dtype' info "$good"
+expect 0 'cpu_scalar/f16 .* yes' info --kv f16 --q f32
+expect 0 '576/512' info --head-dim 576/512 --heads 128/1
+expect 0 '^\| kernel row' info --matrix
+expect 2 'kv_heads: expected a divisor of qo_heads \(9\), got 2' info --heads 9/2
+expect 2 'head_dim' info --head-dim 12
+expect 2 'head_dim' info --head-dim 584
+expect 2 '--q: expected f32, f16 or bf16, got fp8' info --q fp8
+expect 2 '--heads: .*got x' info --heads x
+expect 2 '--heads: .*got 99999999999' info --heads 99999999999
+expect 2 '--layout: expected NHD or HND, got BHSD' info --layout BHSD
+expect 2 'page_size' info --page-size 0
+expect 2 'got both' info "$good" --q f32
+expect 2 'missing' info "$work/missing"
+finish

@@ -1,0 +1,275 @@
+// attnfold bench: decode and prefill beside what this machine can do at best.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench_call.h"
+#include "command.h"
+#include "engine.h"
+#include "machine.h"
+#include "measure.h"
+
+namespace attnfold::tools {
+namespace {
+
+using nlohmann::json;
+
+struct BenchOptions {
+  bool quick = false;
+  int32_t threads = 0;
+  std::string json_file, isa, backend = "cpu";
+};
+
+struct Row {
+  BenchShape shape;
+  CacheState state = CacheState::cold;
+  Measured measured;
+};
+
+/** Everything that one bench found. */
+struct Results {
+  struct Read {
+    int64_t bytes;
+    CacheState state;
+    Ceiling linear;
+  };
+  std::vector<Read> reads;
+  std::vector<Row> decodes, prefills;
+  std::vector<std::pair<int32_t, int64_t>> group_kv_bytes;  // group size, what its plan reads
+};
+
+const char* state_text(CacheState state) { return state == CacheState::cold ? "cold" : "warm"; }
+
+class Bench {
+ public:
+  Bench(Measure& measure, bool quick) : measure_(measure), quick_(quick) {}
+
+  Results run() {
+    measure_.probe_peaks();
+    groups(32768, true);
+    groups(4096, !quick_);
+    one(decode_shape(1, 2560, 32, 8));
+    one(decode_shape(16, 2048, 32, 8));
+    one(typed(decode_shape(1, 32768, 32, 8), ATTNFOLD_F16));
+    one(typed(decode_shape(1, 16384, 32, 8), ATTNFOLD_F32));
+    if (!quick_) {
+      one(ragged_shape(32, 8));
+      BenchShape page_1 = decode_shape(1, 32768, 32, 8);
+      page_1.page_size = 1;
+      page_1.name += " page 1";
+      one(page_1);
+    }
+    measure_.probe_peaks();
+    prefill(prefill_shape(2048, 2048, 32, 8));
+    if (!quick_) prefill(prefill_shape(512, 8192, 32, 8));
+    measure_.probe_peaks();
+    return std::move(results_);
+  }
+
+ private:
+  static BenchShape typed(BenchShape shape, attnfold_dtype dtype) {
+    shape.dtype = dtype;
+    return shape;
+  }
+
+  /** In both states where it fits into the cache, else cold. */
+  void states(const check::Call& call, const BenchShape& shape) {
+    const int64_t bytes = measure_.planned_kv_bytes(call);
+    const std::string name = fmt::format("{} {}/{}", shape.name, shape.qo_heads, shape.kv_heads);
+    if (measure_.fits_in_cache(bytes)) {
+      results_.decodes.push_back({shape, CacheState::warm, measure_.decode(call, CacheState::warm, name)});
+    }
+    results_.decodes.push_back({shape, CacheState::cold, measure_.decode(call, CacheState::cold, name)});
+  }
+
+  void one(const BenchShape& shape) { states(make_call(shape), shape); }
+
+  /** One request of kv_len keys at 8 kv heads: its pools read linearly, then groups of 4, or of 1, 4 and 8 query heads. */
+  void groups(int32_t kv_len, bool all) {
+    constexpr int32_t kKvHeads = 8;
+    const check::Call base = make_call(decode_shape(1, kv_len, 4 * kKvHeads, kKvHeads));
+    const int64_t bytes = measure_.planned_kv_bytes(base);
+    for (const CacheState state : {CacheState::warm, CacheState::cold}) {
+      if (state == CacheState::warm && !measure_.fits_in_cache(bytes)) continue;
+      results_.reads.push_back({bytes, state, measure_.linear_read(base, state)});
+    }
+    for (const int32_t group_size : {1, 4, 8}) {
+      if (group_size != 4 && !all) continue;
+      const BenchShape shape = decode_shape(1, kv_len, group_size * kKvHeads, kKvHeads);
+      const check::Call call = with_qo_heads(base, shape.qo_heads);
+      if (kv_len == 32768) results_.group_kv_bytes.emplace_back(group_size, measure_.planned_kv_bytes(call));
+      states(call, shape);
+    }
+  }
+
+  void prefill(const BenchShape& shape) {
+    const check::Call call = make_call(shape);
+    results_.prefills.push_back({shape, CacheState::warm, measure_.prefill(call, shape.name)});
+  }
+
+  Measure& measure_;
+  bool quick_;
+  Results results_;
+};
+
+/** Peak that the roofline takes: the largest measured, whatever instruction the kernel uses. */
+double largest_peak(const Measure& measure) { return std::max(measure.fma.value, measure.dot.value); }
+
+struct Roofline {
+  double gb_per_s;
+  bool is_read;
+};
+
+Roofline roofline_of(const Measured& m, double peak) {
+  const double by_peak = peak / m.flop_per_byte();
+  return {std::min(m.table_read.value, by_peak), m.table_read.value <= by_peak};
+}
+
+bool kv_is_read_once(const Results& results) {
+  const auto& all = results.group_kv_bytes;
+  return std::all_of(all.begin(), all.end(), [&](const auto& g) { return g.second == all.front().second; });
+}
+
+void print_ceilings(const Results& results, const Measure& measure) {
+  Table table({"<ceiling", "", "<unit", "<best of its loops"});
+  for (const Results::Read& read : results.reads) {
+    table.add_row({fmt::format("linear read, {} {}", bytes_text(static_cast<double>(read.bytes)), state_text(read.state)),
+                   short_number(read.linear.value), "GB/s", read.linear.loop});
+  }
+  table.add_row({"f32 multiply-add", short_number(measure.fma.value), "GFLOP/s", measure.fma.loop});
+  if (measure.dot.value > 0) {
+    table.add_row({"bf16 dot product", short_number(measure.dot.value), "GFLOP/s", measure.dot.loop});
+  }
+  fmt::print("{}\n", table.text());
+}
+
+void print_decodes(const Results& results, double peak) {
+  fmt::print("decode, head dim 128, pages of 16 (where not said) permuted; table GB/s is a pure read of the same pages in table order\n");
+  Table table({"<shape", "heads", "<kv", "<state", "KV MB", "us", "GB/s", "GFLOP/s", "table GB/s", "roofline", "<by", "of it"});
+  for (const Row& row : results.decodes) {
+    const Measured& m = row.measured;
+    const Roofline roofline = roofline_of(m, peak);
+    table.add_row({row.shape.name, fmt::format("{}/{}", row.shape.qo_heads, row.shape.kv_heads),
+                   dtype_name(static_cast<DType>(row.shape.dtype)), state_text(row.state),
+                   short_number(static_cast<double>(m.kv_bytes) / 1e6), short_number(m.us.median),
+                   short_number(m.gb_per_s()), short_number(m.gflop_per_s()), short_number(m.table_read.value),
+                   short_number(roofline.gb_per_s), roofline.is_read ? "read" : "peak",
+                   fmt::format("{:.0f} %", 100 * m.gb_per_s() / roofline.gb_per_s)});
+  }
+  fmt::print("{}\n", table.text());
+  fmt::print("KV bytes that the plan reads at 8 kv heads:");
+  for (const auto& [group_size, bytes] : results.group_kv_bytes) fmt::print("  group {} {}", group_size, bytes);
+  fmt::print("  ({})\n\n", kv_is_read_once(results) ? "the same" : "NOT THE SAME");
+}
+
+void print_prefills(const Results& results, double peak) {
+  fmt::print("prefill, causal, head dim 128, pages of 16 permuted; GFLOP/s on visible pairs\n");
+  Table table({"<shape", "heads", "<kv", "us", "GFLOP/s", "of peak"});
+  for (const Row& row : results.prefills) {
+    const Measured& m = row.measured;
+    table.add_row({row.shape.name, fmt::format("{}/{}", row.shape.qo_heads, row.shape.kv_heads),
+                   dtype_name(static_cast<DType>(row.shape.dtype)), short_number(m.us.median),
+                   short_number(m.gflop_per_s()), fmt::format("{:.0f} %", 100 * m.gflop_per_s() / peak)});
+  }
+  fmt::print("{}", table.text());
+}
+
+json row_json(const Row& row, const char* kind, double peak) {
+  const Measured& m = row.measured;
+  json out = {{"kind", kind}, {"shape", row.shape.name}, {"qo_heads", row.shape.qo_heads},
+              {"kv_heads", row.shape.kv_heads}, {"head_dim", row.shape.head_dim},
+              {"page_size", row.shape.page_size}, {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))},
+              {"kernel", m.kernel}, {"rounds", m.num_rounds}, {"kv_bytes", m.kv_bytes}, {"us", m.us.median},
+              {"us_q1", m.us.lower}, {"us_q3", m.us.upper}, {"gflop_per_s", m.gflop_per_s()},
+              {"of_peak", m.gflop_per_s() / peak}};
+  if (m.table_read.value > 0) {
+    const Roofline roofline = roofline_of(m, peak);
+    out.update({{"state", state_text(row.state)}, {"gb_per_s", m.gb_per_s()},
+                {"table_read_gb_per_s", m.table_read.value}, {"table_read_loop", m.table_read.loop},
+                {"roofline_gb_per_s", roofline.gb_per_s}, {"bound_by", roofline.is_read ? "read" : "peak"},
+                {"of_roofline", m.gb_per_s() / roofline.gb_per_s}});
+  }
+  return out;
+}
+
+json results_json(const Results& results, const Measure& measure) {
+  const double peak = largest_peak(measure);
+  json out = {{"version", version_text()}, {"cpu", cpu_model()}, {"cpu_features", cpu_features()},
+              {"threads", measure.threads()}, {"cache_bytes", measure.cache_bytes()},
+              {"fma_gflop_per_s", measure.fma.value}, {"bf16_dot_gflop_per_s", measure.dot.value},
+              {"linear_reads", json::array()}, {"group_kv_bytes", json::array()}, {"rows", json::array()}};
+  for (const Results::Read& read : results.reads) {
+    out["linear_reads"].push_back({{"bytes", read.bytes}, {"state", state_text(read.state)},
+                                   {"gb_per_s", read.linear.value}, {"loop", read.linear.loop}});
+  }
+  for (const auto& [group_size, bytes] : results.group_kv_bytes) {
+    out["group_kv_bytes"].push_back({{"group_size", group_size}, {"kv_bytes", bytes}});
+  }
+  for (const Row& row : results.decodes) out["rows"].push_back(row_json(row, "decode", peak));
+  for (const Row& row : results.prefills) out["rows"].push_back(row_json(row, "prefill", peak));
+  return out;
+}
+
+/** Threads that the library would take. */
+int32_t default_threads() {
+  const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
+  const int threads = text == nullptr ? 0 : std::atoi(text);
+  return threads >= 1 && threads <= 1024 ? threads : num_usable_cpus();
+}
+
+int run_bench(const BenchOptions& options) {
+  require_isa(options.isa);
+  std::ofstream file;
+  if (!options.json_file.empty()) {
+    file.open(options.json_file);
+    if (!file) throw BadInput(fmt::format("--json: expected a file that can be written, got {}", options.json_file));
+  }
+  const double load = load_average();
+  Progress progress;
+  Measure measure(options.threads > 0 ? options.threads : default_threads(), options.isa, options.quick ? 0.5 : 3.0,
+                  progress);
+  Results results;
+  try {
+    results = Bench(measure, options.quick).run();
+  } catch (const EngineError& error) {
+    if (error.status == ATTNFOLD_INTERNAL) throw;
+    throw BadInput(error.what());
+  }
+  progress.clear();
+
+  const double peak = largest_peak(measure);
+  fmt::print("attnfold {}, {}, {} threads, {} last-level cache\n", version_text(), cpu_model(),
+             measure.threads(), bytes_text(static_cast<double>(measure.cache_bytes())));
+  fmt::print("kernel {}, load average before the run {:.1f}\n\n", results.decodes.front().measured.kernel, load);
+  print_ceilings(results, measure);
+  print_decodes(results, peak);
+  print_prefills(results, peak);
+  if (file.is_open()) {
+    file << results_json(results, measure).dump(2) << "\n";
+    if (!file.flush()) throw BadInput(fmt::format("--json: cannot write {}", options.json_file));
+  }
+  return kv_is_read_once(results) ? kRight : kWrong;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Command& command) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* sub = app.add_subcommand("bench", "Time decode and prefill beside the ceilings of this machine");
+  sub->add_flag("--quick", options->quick, "Fewer shapes and rounds: under 40 seconds on 2 cores");
+  add_threads_flag(sub, options->threads);
+  add_isa_flag(sub, options->isa);
+  add_backend_flag(sub, options->backend);
+  sub->add_option("--json", options->json_file, "Write the results to this file too")->type_name("FILE");
+  sub->footer(
+      "Ceilings are the best of at least six loops each, measured in the same run.  roofline = the smaller of a pure read\n"
+      "of the same pages in table order and state, and the largest peak / FLOP per KV byte.  warm: the KV fits into the\n"
+      "last-level cache and was just read; cold: it was evicted before each call, or is far larger.  Medians.\n"
+      "Exit codes: 0, 1 if a plan reads the KV more than once for a larger group, 2 bad input.");
+  sub->callback([options, &command] { command = [options] { return run_bench(*options); }; });
+}
+
+}  // namespace attnfold::tools
