@@ -8,6 +8,7 @@
 
 #include "attnfold/attnfold.h"
 #include "cpu/cpu_features.h"
+#include "float_mode.h"
 #include "merge.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
@@ -38,9 +39,10 @@ attnfold_status report(const Status& status) noexcept {
   return status.code();
 }
 
-/** Runs `body`, which returns a Status, and turns exceptions into one. */
+/** Runs `body`, which returns a Status, in the library's floating-point mode, and turns exceptions into a status. */
 template <class Body>
 attnfold_status guarded(Body&& body) noexcept {
+  const attnfold::FloatingPointMode mode;
   try {
     return report(body());
   } catch (const std::bad_alloc&) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -65,24 +66,55 @@ Status resolve(const std::string& name, const attnfold_state* given, int64_t row
   return {};
 }
 
-/** Bytes that o spans. */
-struct Span {
-  const char *begin, *end;
-};
-Span o_span(const Side& s, int64_t rows, int64_t heads, int64_t width) {
-  int64_t low = 0, high = width;
-  for (const auto& [n, stride] : {std::pair{rows, s.o_row}, std::pair{heads, s.o_head}}) {
-    (stride < 0 ? low : high) += (n - 1) * stride;
+/** One array of a state: o, lse or l. */
+struct Array {
+  std::string name;
+  const char* data;
+  int64_t bytes;                // of an element
+  int64_t row, head, width;     // strides and elements per (row, head)
+
+  bool same_as(const Array& a) const {
+    return data == a.data && bytes == a.bytes && row == a.row && head == a.head && width == a.width;
   }
-  return {s.o + low * dtype_bytes(s.o_dtype), s.o + high * dtype_bytes(s.o_dtype)};
+};
+
+std::vector<Array> arrays_of(const std::string& name, const Side& s, int64_t width) {
+  std::vector<Array> arrays;
+  arrays.push_back({name + ".o", s.o, dtype_bytes(s.o_dtype), s.o_row, s.o_head, width});
+  const char* const lse = reinterpret_cast<const char*>(s.lse);
+  arrays.push_back({name + ".lse", lse, sizeof(float), s.lse_row, s.lse_head, 1});
+  if (!s.normalised) {
+    const char* const l = reinterpret_cast<const char*>(s.l);
+    arrays.push_back({name + ".l", l, sizeof(float), s.lse_row, s.lse_head, 1});
+  }
+  return arrays;
+}
+
+bool overlap(const Array& a, const Array& b, int64_t rows, int64_t heads) {
+  const auto span = [&](const Array& x) {
+    int64_t low = 0, high = x.width;
+    for (const auto& [n, stride] : {std::pair{rows, x.row}, std::pair{int64_t{heads}, x.head}}) {
+      (stride < 0 ? low : high) += (n - 1) * stride;
+    }
+    return std::pair{x.data + low * x.bytes, x.data + high * x.bytes};
+  };
+  const auto [a_begin, a_end] = span(a);
+  const auto [b_begin, b_end] = span(b);
+  return a_begin < b_end && b_begin < a_end;
 }
 
 /** In place is element for element; any other overlap would read what was already written. */
 Status check_alias(const Side& out, const Side& in, const std::string& name, int64_t rows, int64_t heads, int64_t width) {
-  const Span a = o_span(out, rows, heads, width), b = o_span(in, rows, heads, width);
-  if (!(a.begin < b.end && b.begin < a.end)) return {};
-  if (out.o == in.o && out.o_dtype == in.o_dtype && out.o_row == in.o_row && out.o_head == in.o_head) return {};
-  return invalid("out.o", "memory apart from " + name + ".o, or the same address, type and strides", "memory that overlaps it");
+  const std::vector<Array> written = arrays_of("out", out, width), read = arrays_of(name, in, width);
+  for (size_t w = 0; w < written.size(); ++w) {
+    for (size_t r = 0; r < read.size(); ++r) {
+      if (!overlap(written[w], read[r], rows, heads)) continue;
+      if (w == r && written[w].same_as(read[r])) continue;
+      return invalid(written[w].name, "memory apart from " + read[r].name + ", or the same address, type and strides as its own",
+                     "memory that overlaps it");
+    }
+  }
+  return {};
 }
 
 bool is_empty(const Side& s, float lse) {

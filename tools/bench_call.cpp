@@ -20,7 +20,8 @@ struct Filled {
 
 Filled fill(int64_t num_elements, DType type, uint64_t seed) {
   const size_t element_bytes = static_cast<size_t>(dtype_bytes(type));
-  auto buffer = std::make_shared<check::Buffer>(static_cast<size_t>(num_elements) * element_bytes + 2 * kHugePageBytes);
+  auto buffer = std::make_shared<check::Buffer>(static_cast<size_t>(num_elements) * element_bytes +
+                                                2 * kHugePageBytes);
   advise_huge_pages(buffer->data(), buffer->size());
   const uintptr_t start = reinterpret_cast<uintptr_t>(buffer->data());
   const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
@@ -87,7 +88,8 @@ BenchShape ragged_shape(int32_t qo_heads, int32_t kv_heads) {
 }
 
 BenchShape prefill_shape(int32_t qo_len, int32_t kv_len, int32_t qo_heads, int32_t kv_heads) {
-  const std::string name = qo_len == kv_len ? fmt::format("causal {}", qo_len) : fmt::format("{} on {}", qo_len, kv_len);
+  const std::string name =
+      qo_len == kv_len ? fmt::format("causal {}", qo_len) : fmt::format("{} on {}", qo_len, kv_len);
   return {name, qo_heads, kv_heads, {qo_len}, {kv_len}};
 }
 
@@ -102,7 +104,8 @@ check::Call make_call(const BenchShape& shape) {
   call.batch = static_cast<int32_t>(shape.qo_len.size());
   call.kv_len = shape.kv_len;
   call.qo_indptr.assign(1, 0);
-  for (const int32_t qo_len : shape.qo_len) call.qo_indptr.push_back(call.qo_indptr.back() + qo_len);
+  for (const int32_t qo_len : shape.qo_len)
+    call.qo_indptr.push_back(call.qo_indptr.back() + qo_len);
   p.max_batch = call.batch;
   p.max_qo_rows = call.num_rows();
   p.max_kv_len = *std::max_element(shape.kv_len.begin(), shape.kv_len.end());

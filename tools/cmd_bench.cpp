@@ -80,14 +80,17 @@ class Bench {
     const int64_t bytes = measure_.planned_kv_bytes(call);
     const std::string name = fmt::format("{} {}/{}", shape.name, shape.qo_heads, shape.kv_heads);
     if (measure_.fits_in_cache(bytes)) {
-      results_.decodes.push_back({shape, CacheState::warm, measure_.decode(call, CacheState::warm, name)});
+      results_.decodes.push_back(
+          {shape, CacheState::warm, measure_.decode(call, CacheState::warm, name)});
     }
-    results_.decodes.push_back({shape, CacheState::cold, measure_.decode(call, CacheState::cold, name)});
+    results_.decodes.push_back(
+        {shape, CacheState::cold, measure_.decode(call, CacheState::cold, name)});
   }
 
   void one(const BenchShape& shape) { states(make_call(shape), shape); }
 
-  /** One request of kv_len keys at 8 kv heads: its pools read linearly, then groups of 4, or of 1, 4 and 8 query heads. */
+  /** One request of kv_len keys at 8 kv heads: its pools read linearly, then groups of 4, or of 1,
+   * 4 and 8 query heads. */
   void groups(int32_t kv_len, bool all) {
     constexpr int32_t kKvHeads = 8;
     const check::Call base = make_call(decode_shape(1, kv_len, 4 * kKvHeads, kKvHeads));
@@ -100,7 +103,8 @@ class Bench {
       if (group_size != 4 && !all) continue;
       const BenchShape shape = decode_shape(1, kv_len, group_size * kKvHeads, kKvHeads);
       const check::Call call = with_qo_heads(base, shape.qo_heads);
-      if (kv_len == 32768) results_.group_kv_bytes.emplace_back(group_size, measure_.planned_kv_bytes(call));
+      if (kv_len == 32768)
+        results_.group_kv_bytes.emplace_back(group_size, measure_.planned_kv_bytes(call));
       states(call, shape);
     }
   }
@@ -116,7 +120,9 @@ class Bench {
 };
 
 /** Peak that the roofline takes: the largest measured, whatever instruction the kernel uses. */
-double largest_peak(const Measure& measure) { return std::max(measure.fma.value, measure.dot.value); }
+double largest_peak(const Measure& measure) {
+  return std::max(measure.fma.value, measure.dot.value);
+}
 
 struct Roofline {
   double gb_per_s;
@@ -130,38 +136,46 @@ Roofline roofline_of(const Measured& m, double peak) {
 
 bool kv_is_read_once(const Results& results) {
   const auto& all = results.group_kv_bytes;
-  return std::all_of(all.begin(), all.end(), [&](const auto& g) { return g.second == all.front().second; });
+  return std::all_of(all.begin(), all.end(),
+                     [&](const auto& g) { return g.second == all.front().second; });
 }
 
 void print_ceilings(const Results& results, const Measure& measure) {
   Table table({"<ceiling", "", "<unit", "<best of its loops"});
   for (const Results::Read& read : results.reads) {
-    table.add_row({fmt::format("linear read, {} {}", bytes_text(static_cast<double>(read.bytes)), state_text(read.state)),
+    table.add_row({fmt::format("linear read, {} {}", bytes_text(static_cast<double>(read.bytes)),
+                               state_text(read.state)),
                    short_number(read.linear.value), "GB/s", read.linear.loop});
   }
   table.add_row({"f32 multiply-add", short_number(measure.fma.value), "GFLOP/s", measure.fma.loop});
   if (measure.dot.value > 0) {
-    table.add_row({"bf16 dot product", short_number(measure.dot.value), "GFLOP/s", measure.dot.loop});
+    table.add_row(
+        {"bf16 dot product", short_number(measure.dot.value), "GFLOP/s", measure.dot.loop});
   }
   fmt::print("{}\n", table.text());
 }
 
 void print_decodes(const Results& results, double peak) {
-  fmt::print("decode, head dim 128, pages of 16 (where not said) permuted; table GB/s is a pure read of the same pages in table order\n");
-  Table table({"<shape", "heads", "<kv", "<state", "KV MB", "us", "GB/s", "GFLOP/s", "table GB/s", "roofline", "<by", "of it"});
+  fmt::print(
+      "decode, head dim 128, pages of 16 (where not said) permuted; table GB/s is a pure read of "
+      "the same pages in table order\n");
+  Table table({"<shape", "heads", "<kv", "<state", "KV MB", "us", "GB/s", "GFLOP/s", "table GB/s",
+               "roofline", "<by", "of it"});
   for (const Row& row : results.decodes) {
     const Measured& m = row.measured;
     const Roofline roofline = roofline_of(m, peak);
     table.add_row({row.shape.name, fmt::format("{}/{}", row.shape.qo_heads, row.shape.kv_heads),
                    dtype_name(static_cast<DType>(row.shape.dtype)), state_text(row.state),
                    short_number(static_cast<double>(m.kv_bytes) / 1e6), short_number(m.us.median),
-                   short_number(m.gb_per_s()), short_number(m.gflop_per_s()), short_number(m.table_read.value),
-                   short_number(roofline.gb_per_s), roofline.is_read ? "read" : "peak",
+                   short_number(m.gb_per_s()), short_number(m.gflop_per_s()),
+                   short_number(m.table_read.value), short_number(roofline.gb_per_s),
+                   roofline.is_read ? "read" : "peak",
                    fmt::format("{:.0f} %", 100 * m.gb_per_s() / roofline.gb_per_s)});
   }
   fmt::print("{}\n", table.text());
   fmt::print("KV bytes that the plan reads at 8 kv heads:");
-  for (const auto& [group_size, bytes] : results.group_kv_bytes) fmt::print("  group {} {}", group_size, bytes);
+  for (const auto& [group_size, bytes] : results.group_kv_bytes)
+    fmt::print("  group {} {}", group_size, bytes);
   fmt::print("  ({})\n\n", kv_is_read_once(results) ? "the same" : "NOT THE SAME");
 }
 
@@ -172,24 +186,37 @@ void print_prefills(const Results& results, double peak) {
     const Measured& m = row.measured;
     table.add_row({row.shape.name, fmt::format("{}/{}", row.shape.qo_heads, row.shape.kv_heads),
                    dtype_name(static_cast<DType>(row.shape.dtype)), short_number(m.us.median),
-                   short_number(m.gflop_per_s()), fmt::format("{:.0f} %", 100 * m.gflop_per_s() / peak)});
+                   short_number(m.gflop_per_s()),
+                   fmt::format("{:.0f} %", 100 * m.gflop_per_s() / peak)});
   }
   fmt::print("{}", table.text());
 }
 
 json row_json(const Row& row, const char* kind, double peak) {
   const Measured& m = row.measured;
-  json out = {{"kind", kind}, {"shape", row.shape.name}, {"qo_heads", row.shape.qo_heads},
-              {"kv_heads", row.shape.kv_heads}, {"head_dim", row.shape.head_dim},
-              {"page_size", row.shape.page_size}, {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))},
-              {"kernel", m.kernel}, {"rounds", m.num_rounds}, {"kv_bytes", m.kv_bytes}, {"us", m.us.median},
-              {"us_q1", m.us.lower}, {"us_q3", m.us.upper}, {"gflop_per_s", m.gflop_per_s()},
+  json out = {{"kind", kind},
+              {"shape", row.shape.name},
+              {"qo_heads", row.shape.qo_heads},
+              {"kv_heads", row.shape.kv_heads},
+              {"head_dim", row.shape.head_dim},
+              {"page_size", row.shape.page_size},
+              {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))},
+              {"kernel", m.kernel},
+              {"rounds", m.num_rounds},
+              {"kv_bytes", m.kv_bytes},
+              {"us", m.us.median},
+              {"us_q1", m.us.lower},
+              {"us_q3", m.us.upper},
+              {"gflop_per_s", m.gflop_per_s()},
               {"of_peak", m.gflop_per_s() / peak}};
   if (m.table_read.value > 0) {
     const Roofline roofline = roofline_of(m, peak);
-    out.update({{"state", state_text(row.state)}, {"gb_per_s", m.gb_per_s()},
-                {"table_read_gb_per_s", m.table_read.value}, {"table_read_loop", m.table_read.loop},
-                {"roofline_gb_per_s", roofline.gb_per_s}, {"bound_by", roofline.is_read ? "read" : "peak"},
+    out.update({{"state", state_text(row.state)},
+                {"gb_per_s", m.gb_per_s()},
+                {"table_read_gb_per_s", m.table_read.value},
+                {"table_read_loop", m.table_read.loop},
+                {"roofline_gb_per_s", roofline.gb_per_s},
+                {"bound_by", roofline.is_read ? "read" : "peak"},
                 {"of_roofline", m.gb_per_s() / roofline.gb_per_s}});
   }
   return out;
@@ -197,13 +224,21 @@ json row_json(const Row& row, const char* kind, double peak) {
 
 json results_json(const Results& results, const Measure& measure) {
   const double peak = largest_peak(measure);
-  json out = {{"version", version_text()}, {"cpu", cpu_model()}, {"cpu_features", cpu_features()},
-              {"threads", measure.threads()}, {"cache_bytes", measure.cache_bytes()},
-              {"fma_gflop_per_s", measure.fma.value}, {"bf16_dot_gflop_per_s", measure.dot.value},
-              {"linear_reads", json::array()}, {"group_kv_bytes", json::array()}, {"rows", json::array()}};
+  json out = {{"version", version_text()},
+              {"cpu", cpu_model()},
+              {"cpu_features", cpu_features()},
+              {"threads", measure.threads()},
+              {"cache_bytes", measure.cache_bytes()},
+              {"fma_gflop_per_s", measure.fma.value},
+              {"bf16_dot_gflop_per_s", measure.dot.value},
+              {"linear_reads", json::array()},
+              {"group_kv_bytes", json::array()},
+              {"rows", json::array()}};
   for (const Results::Read& read : results.reads) {
-    out["linear_reads"].push_back({{"bytes", read.bytes}, {"state", state_text(read.state)},
-                                   {"gb_per_s", read.linear.value}, {"loop", read.linear.loop}});
+    out["linear_reads"].push_back({{"bytes", read.bytes},
+                                   {"state", state_text(read.state)},
+                                   {"gb_per_s", read.linear.value},
+                                   {"loop", read.linear.loop}});
   }
   for (const auto& [group_size, bytes] : results.group_kv_bytes) {
     out["group_kv_bytes"].push_back({{"group_size", group_size}, {"kv_bytes", bytes}});
@@ -225,12 +260,14 @@ int run_bench(const BenchOptions& options) {
   std::ofstream file;
   if (!options.json_file.empty()) {
     file.open(options.json_file);
-    if (!file) throw BadInput(fmt::format("--json: expected a file that can be written, got {}", options.json_file));
+    if (!file)
+      throw BadInput(
+          fmt::format("--json: expected a file that can be written, got {}", options.json_file));
   }
   const double load = load_average();
   Progress progress;
-  Measure measure(options.threads > 0 ? options.threads : default_threads(), options.isa, options.quick ? 0.5 : 3.0,
-                  progress);
+  Measure measure(options.threads > 0 ? options.threads : default_threads(), options.isa,
+                  options.quick ? 0.5 : 3.0, progress);
   Results results;
   try {
     results = Bench(measure, options.quick).run();
@@ -243,7 +280,8 @@ int run_bench(const BenchOptions& options) {
   const double peak = largest_peak(measure);
   fmt::print("attnfold {}, {}, {} threads, {} last-level cache\n", version_text(), cpu_model(),
              measure.threads(), bytes_text(static_cast<double>(measure.cache_bytes())));
-  fmt::print("kernel {}, load average before the run {:.1f}\n\n", results.decodes.front().measured.kernel, load);
+  fmt::print("kernel {}, load average before the run {:.1f}\n\n",
+             results.decodes.front().measured.kernel, load);
   print_ceilings(results, measure);
   print_decodes(results, peak);
   print_prefills(results, peak);
@@ -258,16 +296,21 @@ int run_bench(const BenchOptions& options) {
 
 void add_bench(CLI::App& app, Command& command) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* sub = app.add_subcommand("bench", "Time decode and prefill beside the ceilings of this machine");
+  CLI::App* sub =
+      app.add_subcommand("bench", "Time decode and prefill beside the ceilings of this machine");
   sub->add_flag("--quick", options->quick, "Fewer shapes and rounds: under 40 seconds on 2 cores");
   add_threads_flag(sub, options->threads);
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);
-  sub->add_option("--json", options->json_file, "Write the results to this file too")->type_name("FILE");
+  sub->add_option("--json", options->json_file, "Write the results to this file too")
+      ->type_name("FILE");
   sub->footer(
-      "Ceilings are the best of at least six loops each, measured in the same run.  roofline = the smaller of a pure read\n"
-      "of the same pages in table order and state, and the largest peak / FLOP per KV byte.  warm: the KV fits into the\n"
-      "last-level cache and was just read; cold: it was evicted before each call, or is far larger.  Medians.\n"
+      "Ceilings are the best of at least six loops each, measured in the same run.  roofline = the "
+      "smaller of a pure read\n"
+      "of the same pages in table order and state, and the largest peak / FLOP per KV byte.  warm: "
+      "the KV fits into the\n"
+      "last-level cache and was just read; cold: it was evicted before each call, or is far "
+      "larger.  Medians.\n"
       "Exit codes: 0, 1 if a plan reads the KV more than once for a larger group, 2 bad input.");
   sub->callback([options, &command] { command = [options] { return run_bench(*options); }; });
 }

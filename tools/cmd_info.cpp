@@ -35,7 +35,8 @@ Service service_of(const attnfold_problem& problem, const std::vector<attnfold_k
     std::string text = status == ATTNFOLD_OK ? "" : attnfold_last_error();
     const std::string prefix = std::string(rows[i].name) + ": ";
     if (text.starts_with(prefix)) text.erase(0, prefix.size());
-    if (text.empty() && rows[i].available == 0) text = std::string("not on this machine: ") + rows[i].why_not;
+    if (text.empty() && rows[i].available == 0)
+      text = std::string("not on this machine: ") + rows[i].why_not;
     service.why_not.push_back(text);
   }
   return service;
@@ -51,7 +52,8 @@ Chosen chosen_row(const std::vector<attnfold_kernel_info>& rows, attnfold_proble
   problem.max_qo_rows = 1;
   problem.max_kv_len = 1;
   attnfold_plan* plan = nullptr;
-  if (attnfold_plan_create(&problem, nullptr, &plan) != ATTNFOLD_OK) return {"", "", attnfold_last_error()};
+  if (attnfold_plan_create(&problem, nullptr, &plan) != ATTNFOLD_OK)
+    return {"", "", attnfold_last_error()};
   Chosen chosen{attnfold_plan_kernel(plan), "", ""};
   attnfold_plan_destroy(plan);
   for (const attnfold_kernel_info& row : rows) {
@@ -65,7 +67,8 @@ std::string problem_text(const attnfold_problem& p) {
   std::string text = fmt::format("{}/{} heads, head dim {}", p.qo_heads, p.kv_heads, p.head_dim_qk);
   if (p.head_dim_vo != p.head_dim_qk) text += fmt::format("/{}", p.head_dim_vo);
   text += fmt::format(", q {}, kv {}, o {}", dtype(p.q_dtype), dtype(p.kv_dtype), dtype(p.o_dtype));
-  text += p.kv_storage == ATTNFOLD_KV_RAGGED ? ", ragged" : fmt::format(", pages of {}", p.page_size);
+  text +=
+      p.kv_storage == ATTNFOLD_KV_RAGGED ? ", ragged" : fmt::format(", pages of {}", p.page_size);
   text += p.kv_layout == ATTNFOLD_NHD ? ", NHD" : ", HND";
   text += p.mask == ATTNFOLD_MASK_CAUSAL ? ", causal" : ", no mask";
   if (p.window_left >= 0) text += fmt::format(", window_left {}", p.window_left);
@@ -78,9 +81,12 @@ json info_json(const std::vector<attnfold_kernel_info>& rows, const Chosen& chos
   json kernels = json::array();
   for (size_t i = 0; i < rows.size(); ++i) {
     const attnfold_kernel_info& row = rows[i];
-    json kernel = {{"name", row.name},         {"isa", row.isa},
-                   {"q_dtypes", row.q_dtypes}, {"kv_dtype", row.kv_dtype},
-                   {"numerics_id", row.numerics_id}, {"available", row.available != 0},
+    json kernel = {{"name", row.name},
+                   {"isa", row.isa},
+                   {"q_dtypes", row.q_dtypes},
+                   {"kv_dtype", row.kv_dtype},
+                   {"numerics_id", row.numerics_id},
+                   {"available", row.available != 0},
                    {"why_not", row.why_not}};
     if (service != nullptr) {
       kernel["serves"] = service->why_not[i].empty();
@@ -88,10 +94,16 @@ json info_json(const std::vector<attnfold_kernel_info>& rows, const Chosen& chos
     }
     kernels.push_back(std::move(kernel));
   }
-  json out = {{"version", version_text()}, {"cpu", cpu_model()},   {"cpu_features", cpu_features()},
-              {"cpus", num_usable_cpus()}, {"isa", chosen.isa},    {"kernel", chosen.kernel},
-              {"leaf", ATTNFOLD_LEAF},     {"super_chunk", ATTNFOLD_SUPER_CHUNK},
-              {"max_head_dim", ATTNFOLD_MAX_HEAD_DIM}, {"kernels", std::move(kernels)}};
+  json out = {{"version", version_text()},
+              {"cpu", cpu_model()},
+              {"cpu_features", cpu_features()},
+              {"cpus", num_usable_cpus()},
+              {"isa", chosen.isa},
+              {"kernel", chosen.kernel},
+              {"leaf", ATTNFOLD_LEAF},
+              {"super_chunk", ATTNFOLD_SUPER_CHUNK},
+              {"max_head_dim", ATTNFOLD_MAX_HEAD_DIM},
+              {"kernels", std::move(kernels)}};
   if (!chosen.error.empty()) out["error"] = chosen.error;
   if (problem != nullptr) out["problem"] = problem_text(*problem);
   if (service != nullptr) out["served"] = service->served();
@@ -104,7 +116,8 @@ void print_machine(const Chosen& chosen) {
   fmt::print("features     {}\n", cpu_features());
   fmt::print("cpus         {}\n", num_usable_cpus());
   fmt::print("isa          {}\n", chosen.error.empty() ? chosen.isa : "none: " + chosen.error);
-  fmt::print("fold         L = {} keys a leaf, S = {} leaves a super-chunk\n\n", ATTNFOLD_LEAF, ATTNFOLD_SUPER_CHUNK);
+  fmt::print("fold         L = {} keys a leaf, S = {} leaves a super-chunk\n\n", ATTNFOLD_LEAF,
+             ATTNFOLD_SUPER_CHUNK);
 }
 
 void print_kernels(const std::vector<attnfold_kernel_info>& rows) {
@@ -147,12 +160,15 @@ int run_info(const InfoOptions& options) {
   const Service service = service_of(problem, rows);
   const Chosen chosen = chosen_row(rows, problem);
   if (options.as_json) {
-    const json out = info_json(rows, chosen, asked ? &problem : nullptr, asked ? &service : nullptr);
+    const json out =
+        info_json(rows, chosen, asked ? &problem : nullptr, asked ? &service : nullptr);
     fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
   } else {
     print_machine(chosen);
     if (asked) fmt::print("problem      {}\n", problem_text(problem));
-    if (asked) fmt::print("kernel       {}\n\n", chosen.error.empty() ? chosen.kernel : "none: " + chosen.error);
+    if (asked)
+      fmt::print("kernel       {}\n\n",
+                 chosen.error.empty() ? chosen.kernel : "none: " + chosen.error);
     if (asked) print_service(rows, service);
     if (!asked) print_kernels(rows);
   }
@@ -163,12 +179,15 @@ int run_info(const InfoOptions& options) {
 
 void add_info(CLI::App& app, Command& command) {
   auto options = std::make_shared<InfoOptions>();
-  CLI::App* sub = app.add_subcommand("info", "This machine, the kernel table, and which rows serve a problem");
+  CLI::App* sub =
+      app.add_subcommand("info", "This machine, the kernel table, and which rows serve a problem");
   sub->add_option("FILE", options->file, "A call: which rows serve it, and why the others do not");
   sub->add_flag("--json", options->as_json, "Print JSON");
-  sub->add_flag("--matrix", options->matrix, "Print the support matrix as Markdown, generated from the kernel table");
+  sub->add_flag("--matrix", options->matrix,
+                "Print the support matrix as Markdown, generated from the kernel table");
   options->problem.add_to(sub);
-  sub->footer("Exit codes: 0, or 2 if a problem is asked about that no row serves on this machine.");
+  sub->footer(
+      "Exit codes: 0, or 2 if a problem is asked about that no row serves on this machine.");
   sub->callback([options, &command] { command = [options] { return run_info(*options); }; });
 }
 

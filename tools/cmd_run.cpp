@@ -49,11 +49,15 @@ struct Line {
   json value;
 };
 
-std::vector<Line> timing_lines(const Timing& timing, const attnfold_plan_report& report, double flop) {
+std::vector<Line> timing_lines(const Timing& timing, const attnfold_plan_report& report,
+                               double flop) {
   auto spread_text = [](const Spread& s) {
-    return fmt::format("{} us (quartiles {}, {})", short_number(s.median), short_number(s.lower), short_number(s.upper));
+    return fmt::format("{} us (quartiles {}, {})", short_number(s.median), short_number(s.lower),
+                       short_number(s.upper));
   };
-  auto spread_json = [](const Spread& s) { return json{{"median", s.median}, {"q1", s.lower}, {"q3", s.upper}}; };
+  auto spread_json = [](const Spread& s) {
+    return json{{"median", s.median}, {"q1", s.lower}, {"q3", s.upper}};
+  };
   const double kv_gb_per_s = static_cast<double>(report.kv_bytes) / timing.run_us.median / 1e3;
   const double gflop_per_s = flop / timing.run_us.median / 1e3;
   return {{"runs", fmt::format("{}", timing.num_runs), timing.num_runs},
@@ -71,7 +75,8 @@ std::vector<Line> plan_lines(const attnfold_plan_report& r, size_t workspace_byt
           {"num_requests", count(r.num_requests), r.num_requests},
           {"num_units", count(r.num_units), r.num_units},
           {"num_items", count(r.num_items), r.num_items},
-          {"num_cuts", fmt::format("{} ({} inside a super-chunk)", r.num_cuts, r.num_cuts_inside), r.num_cuts},
+          {"num_cuts", fmt::format("{} ({} inside a super-chunk)", r.num_cuts, r.num_cuts_inside),
+           r.num_cuts},
           {"num_cuts_inside", "", r.num_cuts_inside},
           {"num_leaves", count(r.num_leaves), r.num_leaves},
           {"max_super_chunks", count(r.max_super_chunks), r.max_super_chunks},
@@ -79,7 +84,8 @@ std::vector<Line> plan_lines(const attnfold_plan_report& r, size_t workspace_byt
           {"partial_bytes", bytes_text(static_cast<double>(r.partial_bytes)), r.partial_bytes},
           {"kv_bytes", bytes_text(static_cast<double>(r.kv_bytes)), r.kv_bytes},
           {"workspace_bytes", bytes_text(static_cast<double>(workspace_bytes)), workspace_bytes},
-          {"schedule_id", fmt::format("{:016x}", r.schedule_id), fmt::format("{:016x}", r.schedule_id)}};
+          {"schedule_id", fmt::format("{:016x}", r.schedule_id),
+           fmt::format("{:016x}", r.schedule_id)}};
 }
 
 void print_lines(const std::vector<Line>& lines) {
@@ -110,8 +116,10 @@ int run_run(const RunOptions& options) {
   }
 
   if (options.as_json) {
-    json out = {{"file", options.file}, {"out", options.out}, {"kernel", kernel}, {"numerics_id", numerics_id},
-                {"qo_rows", call.num_rows()}, {"timing", json::object()}, {"plan", json::object()}};
+    json out = {{"file", options.file},       {"out", options.out},
+                {"kernel", kernel},           {"numerics_id", numerics_id},
+                {"qo_rows", call.num_rows()}, {"timing", json::object()},
+                {"plan", json::object()}};
     for (const Line& line : times) out["timing"][line.name] = line.value;
     for (const Line& line : plan) out["plan"][line.name] = line.value;
     fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
@@ -133,7 +141,8 @@ int run_run_or_explain(const RunOptions& options) {
     return run_run(options);
   } catch (const EngineError& error) {
     if (error.status == ATTNFOLD_INTERNAL) throw;
-    throw BadInput(fmt::format("{}: {}: {}", options.file, attnfold_status_name(error.status), error.what()));
+    throw BadInput(
+        fmt::format("{}: {}: {}", options.file, attnfold_status_name(error.status), error.what()));
   }
 }
 
@@ -143,9 +152,11 @@ void add_run(CLI::App& app, Command& command) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* sub = app.add_subcommand("run", "Answer the call in FILE, time it, write o and lse");
   sub->add_option("FILE", options->file, "The call")->required();
-  sub->add_option("--out", options->out, "Write o and lse to this safetensors file")->type_name("FILE");
+  sub->add_option("--out", options->out, "Write o and lse to this safetensors file")
+      ->type_name("FILE");
   add_threads_flag(sub, options->threads);
-  sub->add_option("--workers", options->workers, "Shares that the work is cut into; default the threads")
+  sub->add_option("--workers", options->workers,
+                  "Shares that the work is cut into; default the threads")
       ->check(in_range(1, 1024));
   add_isa_flag(sub, options->isa);
   sub->add_option("--repeat", options->repeat, "Timed runs; default as many as half a second holds")
@@ -154,7 +165,8 @@ void add_run(CLI::App& app, Command& command) {
   sub->footer(
       "kv_gb_per_s counts the bytes of k and v that the plan reads, once per kv head and row set.\n"
       "Exit codes: 0 answered, 2 bad input or unsupported.");
-  sub->callback([options, &command] { command = [options] { return run_run_or_explain(*options); }; });
+  sub->callback(
+      [options, &command] { command = [options] { return run_run_or_explain(*options); }; });
 }
 
 }  // namespace attnfold::tools

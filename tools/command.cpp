@@ -35,7 +35,8 @@ attnfold_dtype parse_dtype(const std::string& flag, const std::string& text) {
 }
 
 /** 0 or 1: which of the two words `text` is. */
-int parse_either(const std::string& flag, const std::string& text, const char* zero, const char* one) {
+int parse_either(const std::string& flag, const std::string& text, const char* zero,
+                 const char* one) {
   if (text == zero) return 0;
   if (text == one) return 1;
   throw BadInput(fmt::format("{}: expected {} or {}, got {}", flag, zero, one, text));
@@ -58,12 +59,17 @@ CLI::Validator in_range(int64_t low, int64_t high) {
 }
 
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads) {
-  return sub->add_option("--threads", threads, "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process")
+  return sub
+      ->add_option("--threads", threads,
+                   "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process")
       ->check(in_range(1, 1024));
 }
 
 CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa) {
-  return sub->add_option("--isa", isa, "Force the kernel rows of this ISA (`attnfold info` lists them); default by CPUID")
+  return sub
+      ->add_option(
+          "--isa", isa,
+          "Force the kernel rows of this ISA (`attnfold info` lists them); default by CPUID")
       ->type_name("NAME");
 }
 
@@ -71,7 +77,9 @@ CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend) {
   auto check = [](std::string& text) -> std::string {
     return text == "cpu" ? std::string() : fmt::format("expected cpu, got {}", text);
   };
-  return sub->add_option("--backend", backend, "Where to run")->check(CLI::Validator(check, "cpu"))->type_name("");
+  return sub->add_option("--backend", backend, "Where to run")
+      ->check(CLI::Validator(check, "cpu"))
+      ->type_name("");
 }
 
 std::vector<attnfold_kernel_info> kernel_table() {
@@ -79,7 +87,8 @@ std::vector<attnfold_kernel_info> kernel_table() {
   for (int32_t i = 0; i < attnfold_num_kernels(); ++i) {
     attnfold_kernel_info info{};
     info.struct_size = sizeof(info);
-    if (attnfold_get_kernel(i, &info) != ATTNFOLD_OK) throw std::runtime_error(attnfold_last_error());
+    if (attnfold_get_kernel(i, &info) != ATTNFOLD_OK)
+      throw std::runtime_error(attnfold_last_error());
     rows.push_back(info);
   }
   return rows;
@@ -96,7 +105,8 @@ void require_isa(const std::string& isa) {
     }
     if (std::find(names.begin(), names.end(), row.isa) == names.end()) names.emplace_back(row.isa);
   }
-  if (!why_not.empty()) throw BadInput(fmt::format("--isa: {} is not available here: {}", isa, why_not));
+  if (!why_not.empty())
+    throw BadInput(fmt::format("--isa: {} is not available here: {}", isa, why_not));
   throw BadInput(fmt::format("--isa: expected one of {}, got {}", fmt::join(names, ", "), isa));
 }
 
@@ -113,10 +123,13 @@ void ProblemFlags::add_to(CLI::App* sub) {
   add("--kv", kv_, "Storage type of k and v: f32, f16 or bf16")->type_name("DTYPE");
   add("--o", o_, "Storage type of o: q's type (default) or f32")->type_name("DTYPE");
   add("--storage", storage_, "Where k and v are: paged or ragged")->type_name("KIND");
-  add("--layout", layout_, "Order of a page's axes: NHD (token-major) or HND (head-major)")->type_name("LAYOUT");
+  add("--layout", layout_, "Order of a page's axes: NHD (token-major) or HND (head-major)")
+      ->type_name("LAYOUT");
   add("--page-size", page_size_, "Tokens per page")->type_name("N");
-  add("--mask", mask_, "causal (bottom-right: query i sees keys j <= kv_len - qo_len + i) or none")->type_name("KIND");
-  add("--window-left", window_left_, "Keys kept before the query's own position; -1 = off")->type_name("N");
+  add("--mask", mask_, "causal (bottom-right: query i sees keys j <= kv_len - qo_len + i) or none")
+      ->type_name("KIND");
+  add("--window-left", window_left_, "Keys kept before the query's own position; -1 = off")
+      ->type_name("N");
   add("--window-right", window_right_, "Keys kept after it; -1 = off")->type_name("N");
 }
 
@@ -134,7 +147,8 @@ attnfold_problem ProblemFlags::problem() const {
   p.q_dtype = parse_dtype("--q", q_);
   p.kv_dtype = parse_dtype("--kv", kv_);
   p.o_dtype = o_.empty() ? p.q_dtype : parse_dtype("--o", o_);
-  p.kv_storage = static_cast<attnfold_kv_storage>(parse_either("--storage", storage_, "paged", "ragged"));
+  p.kv_storage =
+      static_cast<attnfold_kv_storage>(parse_either("--storage", storage_, "paged", "ragged"));
   p.kv_layout = static_cast<attnfold_kv_layout>(parse_either("--layout", layout_, "NHD", "HND"));
   p.mask = static_cast<attnfold_mask_kind>(parse_either("--mask", mask_, "none", "causal"));
   p.page_size = page_size_;

@@ -20,7 +20,8 @@ PreparedCall::PreparedCall(const check::Call& call, const attnfold_execution& ex
   update();
   const int64_t rows_heads = int64_t{call.num_rows()} * call.problem.qo_heads;
   const DType o_dtype = static_cast<DType>(call.problem.o_dtype);
-  o_ = check::Buffer(static_cast<size_t>(rows_heads * call.problem.head_dim_vo * dtype_bytes(o_dtype)));
+  o_ = check::Buffer(
+      static_cast<size_t>(rows_heads * call.problem.head_dim_vo * dtype_bytes(o_dtype)));
   lse_.resize(static_cast<size_t>(rows_heads));
   workspace_ = check::Buffer(attnfold_plan_workspace_bytes(plan));
   tensors_.o = o_.data();
@@ -33,7 +34,8 @@ void PreparedCall::update() {
 }
 
 void PreparedCall::run() {
-  require_ok(attnfold_plan_run(plan_.get(), &tensors_, workspace_.data(), workspace_.size(), nullptr));
+  require_ok(
+      attnfold_plan_run(plan_.get(), &tensors_, workspace_.data(), workspace_.size(), nullptr));
 }
 
 attnfold_plan_report PreparedCall::report() const {
@@ -74,7 +76,8 @@ int64_t visible_pairs(const check::Call& call) {
 
 double useful_flop(const check::Call& call) {
   const attnfold_problem& problem = call.problem;
-  return 2.0 * static_cast<double>(visible_pairs(call)) * problem.qo_heads * (problem.head_dim_qk + problem.head_dim_vo);
+  return 2.0 * static_cast<double>(visible_pairs(call)) * problem.qo_heads *
+         (problem.head_dim_qk + problem.head_dim_vo);
 }
 
 }  // namespace attnfold::tools

@@ -13,14 +13,17 @@ namespace attnfold::tools {
 
 /** The engine refused or failed; what() is attnfold_last_error(). */
 struct EngineError : std::runtime_error {
-  EngineError(attnfold_status status_in, const std::string& text) : std::runtime_error(text), status(status_in) {}
+  EngineError(attnfold_status status_in, const std::string& text)
+      : std::runtime_error(text), status(status_in) {}
   attnfold_status status;
 };
 
-/** A plan whose lengths are set, with outputs and workspace: run() may be called any number of times. */
+/** A plan whose lengths are set, with outputs and workspace: run() may be called any number of
+ * times. */
 class PreparedCall {
  public:
-  /** `call` must outlive this: its page tables and tensors are used in place.  Throws EngineError. */
+  /** `call` must outlive this: its page tables and tensors are used in place.  Throws EngineError.
+   */
   PreparedCall(const check::Call& call, const attnfold_execution& execution);
 
   void update();
@@ -44,10 +47,12 @@ class PreparedCall {
   attnfold_tensors tensors_;
 };
 
-/** (query, key) pairs in which the query's token may see the key, over all requests and one head. */
+/** (query, key) pairs in which the query's token may see the key, over all requests and one head.
+ */
 int64_t visible_pairs(const check::Call& call);
 
-/** Floating-point operations of the two products over visible pairs and all query heads; softmax is not counted. */
+/** Floating-point operations of the two products over visible pairs and all query heads; softmax is
+ * not counted. */
 double useful_flop(const check::Call& call);
 
 }  // namespace attnfold::tools

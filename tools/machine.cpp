@@ -40,7 +40,7 @@ std::string cpu_model() {
 
 std::string cpu_features() {
   constexpr std::array<std::string_view, 13> kNames = {
-      "avx2",     "fma",         "f16c",        "avx512f",  "avx512bw", "avx512dq", "avx512vl",
+      "avx2",        "fma",         "f16c",        "avx512f",  "avx512bw", "avx512dq", "avx512vl",
       "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"};
   std::istringstream flags(value_of("/proc/cpuinfo", "flags"));
   std::string found;

@@ -25,13 +25,16 @@ int run_command(const Command& command) {
 }
 
 int main_of(int argc, char** argv) {
-  CLI::App app{"attnfold answers, checks and times attention calls of LLM serving: ragged queries over a paged KV cache."};
+  CLI::App app{
+      "attnfold answers, checks and times attention calls of LLM serving: ragged queries over a "
+      "paged KV cache."};
   app.name("attnfold");
   app.set_version_flag("--version", "attnfold " + version_text());
   app.require_subcommand(1);
   app.get_formatter()->column_width(26);
   app.footer(
-      "A FILE holds one attention call: a safetensors file of format attnfold-call-1 (docs/call-format.md).\n"
+      "A FILE holds one attention call: a safetensors file of format attnfold-call-1 "
+      "(docs/call-format.md).\n"
       "Exit codes: 0 right, 1 wrong, 2 cannot be judged or bad input, 3 internal error.");
   Command command;
   add_info(app, command);

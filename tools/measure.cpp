@@ -25,8 +25,12 @@ int64_t bytes_of(std::span<const Piece> pieces) {
 }  // namespace
 
 Measure::Measure(int threads, std::string isa, double seconds_per_row, Progress& progress)
-    : threads_(threads), isa_(std::move(isa)), seconds_per_row_(seconds_per_row), progress_(progress),
-      cache_bytes_(last_level_cache_bytes()), loops_(read_loops()) {
+    : threads_(threads),
+      isa_(std::move(isa)),
+      seconds_per_row_(seconds_per_row),
+      progress_(progress),
+      cache_bytes_(last_level_cache_bytes()),
+      loops_(read_loops()) {
   if (cache_bytes_ == 0) cache_bytes_ = kAssumedCacheBytes;
 }
 
@@ -45,7 +49,8 @@ bool Measure::must_evict(CacheState state, int64_t bytes) const {
 void Measure::evict() {
   if (!evictor_) {
     const int64_t most = std::max(64 * kMiB, available_memory_bytes() / 3);
-    evictor_ = std::make_unique<HugeBuffer>(static_cast<size_t>(std::min(std::max(256 * kMiB, 4 * cache_bytes_), most)));
+    evictor_ = std::make_unique<HugeBuffer>(
+        static_cast<size_t>(std::min(std::max(256 * kMiB, 4 * cache_bytes_), most)));
   }
   const Piece all{evictor_->data(), static_cast<int64_t>(evictor_->size())};
   read_pieces_us(loops_.front(), linear_pieces({&all, 1}, threads_), threads_);
@@ -75,7 +80,8 @@ Measured Measure::decode(const check::Call& call, CacheState state, const std::s
   Measured measured;
   measured.us = spread_of(engine_us);
   for (size_t i = 0; i < loops_.size(); ++i) {
-    measured.table_read.raise(static_cast<double>(bytes) / spread_of(loop_us[i]).median / 1e3, loops_[i].name);
+    measured.table_read.raise(static_cast<double>(bytes) / spread_of(loop_us[i]).median / 1e3,
+                              loops_[i].name);
   }
   measured.kv_bytes = prepared.report().kv_bytes;
   measured.flop = useful_flop(call);
@@ -88,7 +94,8 @@ Measured Measure::prefill(const check::Call& call, const std::string& name) {
   PreparedCall prepared(call, execution());
   std::vector<double> engine_us;
   double spent_us = elapsed_us([&] { prepared.run(); });
-  while (engine_us.size() < 3 || (engine_us.size() < kMostRounds && spent_us < seconds_per_row_ * 1e6)) {
+  while (engine_us.size() < 3 ||
+         (engine_us.size() < kMostRounds && spent_us < seconds_per_row_ * 1e6)) {
     progress_.show(fmt::format("prefill {}: round {}", name, engine_us.size() + 1));
     engine_us.push_back(elapsed_us([&] { prepared.run(); }));
     spent_us += engine_us.back();

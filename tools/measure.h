@@ -11,15 +11,16 @@
 
 namespace attnfold::tools {
 
-/** Cold: neither keys nor values are in the last-level cache when the call starts.  Warm: they are, as far as they fit. */
+/** Cold: neither keys nor values are in the last-level cache when the call starts.  Warm: they are,
+ * as far as they fit. */
 enum class CacheState { warm, cold };
 
 /** What was measured of one call in one state. */
 struct Measured {
   Spread us;
-  Ceiling table_read;     // GB/s: the same bytes in the order of the page tables, in the same state
-  int64_t kv_bytes = 0;   // that the plan says it reads
-  double flop = 0;        // over visible pairs
+  Ceiling table_read;    // GB/s: the same bytes in the order of the page tables, in the same state
+  int64_t kv_bytes = 0;  // that the plan says it reads
+  double flop = 0;       // over visible pairs
   std::string kernel;
   int32_t num_rounds = 0;
 

@@ -78,8 +78,10 @@ Ceiling compute_peak(std::span<const ComputeLoop> loops, int threads, int repeat
 
 void advise_huge_pages(std::byte* data, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)data;
@@ -87,7 +89,8 @@ void advise_huge_pages(std::byte* data, size_t bytes) {
 #endif
 }
 
-HugeBuffer::HugeBuffer(size_t bytes) : size_((bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes) {
+HugeBuffer::HugeBuffer(size_t bytes)
+    : size_((bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes) {
   data_ = static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, size_));
   if (data_ == nullptr) throw std::bad_alloc();
   advise_huge_pages(data_, size_);

@@ -17,7 +17,8 @@ struct Piece {
   int64_t bytes;  // a multiple of 64
 };
 
-/** Reads a piece once; `next` is what will be read after it, for loops that prefetch.  Returns a value that depends on all. */
+/** Reads a piece once; `next` is what will be read after it, for loops that prefetch.  Returns a
+ * value that depends on all. */
 struct ReadLoop {
   const char* name;
   uint64_t (*read)(const std::byte* data, int64_t bytes, const std::byte* next);

@@ -41,9 +41,12 @@ void keep(const Floats& x) {
 #include "probe_loops.inl"
 
 constexpr ReadLoop kReads[] = {
-    {"x1", read_loop<1, 1, 0>},         {"x2", read_loop<2, 1, 0>},
-    {"x4", read_loop<4, 1, 0>},         {"x2 two streams", read_loop<2, 2, 0>},
-    {"x4 four streams", read_loop<4, 4, 0>}, {"x4 prefetch 2 KB", read_loop<4, 1, 2048>},
+    {"x1", read_loop<1, 1, 0>},
+    {"x2", read_loop<2, 1, 0>},
+    {"x4", read_loop<4, 1, 0>},
+    {"x2 two streams", read_loop<2, 2, 0>},
+    {"x4 four streams", read_loop<4, 4, 0>},
+    {"x4 prefetch 2 KB", read_loop<4, 1, 2048>},
 };
 constexpr ComputeLoop kFmas[] = {
     {"x4", kFmaFlop<4>, fma_loop<4>},    {"x6", kFmaFlop<6>, fma_loop<6>},
@@ -158,9 +161,12 @@ template <int kAccumulators>
 constexpr double kDotFlop = 64.0 * kAccumulators;  // 16 lanes of two products and two sums
 
 constexpr ComputeLoop kDots[] = {
-    {"avx512_bf16 x8", kDotFlop<8>, dot_loop<8>},    {"avx512_bf16 x10", kDotFlop<10>, dot_loop<10>},
-    {"avx512_bf16 x12", kDotFlop<12>, dot_loop<12>}, {"avx512_bf16 x16", kDotFlop<16>, dot_loop<16>},
-    {"avx512_bf16 x20", kDotFlop<20>, dot_loop<20>}, {"avx512_bf16 x24", kDotFlop<24>, dot_loop<24>},
+    {"avx512_bf16 x8", kDotFlop<8>, dot_loop<8>},
+    {"avx512_bf16 x10", kDotFlop<10>, dot_loop<10>},
+    {"avx512_bf16 x12", kDotFlop<12>, dot_loop<12>},
+    {"avx512_bf16 x16", kDotFlop<16>, dot_loop<16>},
+    {"avx512_bf16 x20", kDotFlop<20>, dot_loop<20>},
+    {"avx512_bf16 x24", kDotFlop<24>, dot_loop<24>},
 };
 
 }  // namespace

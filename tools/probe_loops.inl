@@ -1,6 +1,8 @@
-// The probe loops, written once against Words (integers to read) and Floats (to multiply); each ISA includes this file.
+// The probe loops, written once against Words (integers to read) and Floats (to multiply); each ISA
+// includes this file.
 
-/** Reads in kStreams places at once with kUnroll accumulators in all, prefetching kPrefetch bytes ahead (0 = not). */
+/** Reads in kStreams places at once with kUnroll accumulators in all, prefetching kPrefetch bytes
+ * ahead (0 = not). */
 template <int kUnroll, int kStreams, int kPrefetch>
 uint64_t read_loop(const std::byte* data, int64_t bytes, const std::byte* next) {
   constexpr int kDepth = kUnroll / kStreams;
@@ -15,7 +17,8 @@ uint64_t read_loop(const std::byte* data, int64_t bytes, const std::byte* next) 
       const std::byte* p = data + s * stream_bytes + i;
       if constexpr (kPrefetch > 0) {
         const bool inside = s * stream_bytes + i + kPrefetch < bytes;
-        const std::byte* ahead = inside ? p + kPrefetch : next + (s * stream_bytes + i + kPrefetch - bytes);
+        const std::byte* ahead =
+            inside ? p + kPrefetch : next + (s * stream_bytes + i + kPrefetch - bytes);
 #pragma GCC unroll 32
         for (int64_t b = 0; b < kStepBytes; b += 64) __builtin_prefetch(ahead + b);
       }
@@ -43,4 +46,4 @@ void fma_loop(int64_t rounds) {
 }
 
 template <int kAccumulators>
-constexpr double kFmaFlop = 2.0 * kAccumulators * (sizeof(Floats) / sizeof(float));
+constexpr double kFmaFlop = 2.0 * kAccumulators*(sizeof(Floats) / sizeof(float));

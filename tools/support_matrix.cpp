@@ -39,7 +39,9 @@ attnfold_problem plain_problem(const attnfold_kernel_info& row) {
   return p;
 }
 
-bool serves(int32_t row, const attnfold_problem& problem) { return attnfold_kernel_serves(row, &problem) == ATTNFOLD_OK; }
+bool serves(int32_t row, const attnfold_problem& problem) {
+  return attnfold_kernel_serves(row, &problem) == ATTNFOLD_OK;
+}
 
 /** "8..576 by 8", or the runs of head dims that row serves. */
 std::string head_dims(int32_t row, const attnfold_problem& plain) {
@@ -63,13 +65,29 @@ std::string head_dims(int32_t row, const attnfold_problem& plain) {
 const std::vector<Feature>& features() {
   static const std::vector<Feature> kFeatures = {
       {"o in f32", [](attnfold_problem& p) { p.o_dtype = ATTNFOLD_F32; }},
-      {"head_dim_qk != head_dim_vo", [](attnfold_problem& p) { p.head_dim_qk = 192; p.head_dim_vo = 128; }},
+      {"head_dim_qk != head_dim_vo",
+       [](attnfold_problem& p) {
+         p.head_dim_qk = 192;
+         p.head_dim_vo = 128;
+       }},
       {"group size 1", [](attnfold_problem& p) { p.qo_heads = p.kv_heads = 8; }},
-      {"group size 71 (any)", [](attnfold_problem& p) { p.qo_heads = 71; p.kv_heads = 1; }},
+      {"group size 71 (any)",
+       [](attnfold_problem& p) {
+         p.qo_heads = 71;
+         p.kv_heads = 1;
+       }},
       {"causal (bottom-right)", [](attnfold_problem& p) { p.mask = ATTNFOLD_MASK_CAUSAL; }},
       {"no mask", [](attnfold_problem& p) { p.mask = ATTNFOLD_MASK_NONE; }},
-      {"window left and right", [](attnfold_problem& p) { p.window_left = 100; p.window_right = 3; }},
-      {"pages of 1 token", [](attnfold_problem& p) { p.page_size = 1; p.num_pages = 4096; }},
+      {"window left and right",
+       [](attnfold_problem& p) {
+         p.window_left = 100;
+         p.window_right = 3;
+       }},
+      {"pages of 1 token",
+       [](attnfold_problem& p) {
+         p.page_size = 1;
+         p.num_pages = 4096;
+       }},
       {"pages of any size", [](attnfold_problem& p) { p.page_size = 37; }},
       {"token-major pages (NHD)", [](attnfold_problem& p) { p.kv_layout = ATTNFOLD_NHD; }},
       {"head-major pages (HND)", [](attnfold_problem& p) { p.kv_layout = ATTNFOLD_HND; }},
@@ -82,7 +100,8 @@ const std::vector<Feature>& features() {
 
 std::string support_matrix() {
   const std::vector<attnfold_kernel_info> rows = kernel_table();
-  std::string text = "| kernel row | q | kv | head dim | numerics id |\n| --- | --- | --- | --- | --- |\n";
+  std::string text =
+      "| kernel row | q | kv | head dim | numerics id |\n| --- | --- | --- | --- | --- |\n";
   for (size_t i = 0; i < rows.size(); ++i) {
     const attnfold_kernel_info& row = rows[i];
     text += fmt::format("| `{}` | {} | {} | {} | `{}` |\n", row.name, row.q_dtypes, row.kv_dtype,

@@ -36,19 +36,22 @@ std::string Table::text() const {
     std::string row;
     for (size_t c = 0; c < cells.size(); ++c) {
       if (c > 0) row += "  ";
-      row += left_[c] ? fmt::format("{:<{}}", cells[c], width[c]) : fmt::format("{:>{}}", cells[c], width[c]);
+      row += left_[c] ? fmt::format("{:<{}}", cells[c], width[c])
+                      : fmt::format("{:>{}}", cells[c], width[c]);
     }
     row.erase(row.find_last_not_of(' ') + 1);
     return row + "\n";
   };
   std::string text = row_text(headings_);
   for (const Line& line : lines_) {
-    text += line.cells.empty() ? fmt::format("    {}\n", wrapped(line.note, 92, 6)) : row_text(line.cells);
+    text += line.cells.empty() ? fmt::format("    {}\n", wrapped(line.note, 92, 6))
+                               : row_text(line.cells);
   }
   return text;
 }
 
-Progress::Progress() : start_(std::chrono::steady_clock::now()), is_terminal_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress()
+    : start_(std::chrono::steady_clock::now()), is_terminal_(isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() { clear(); }
 
@@ -71,7 +74,8 @@ Spread spread_of(std::vector<double> values) {
     const double position = fraction * static_cast<double>(values.size() - 1);
     const size_t below = static_cast<size_t>(position);
     const size_t above = std::min(below + 1, values.size() - 1);
-    return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
+    return values[below] +
+           (position - static_cast<double>(below)) * (values[above] - values[below]);
   };
   return {at(0.5), at(0.25), at(0.75)};
 }

@@ -25,7 +25,8 @@ class Table {
   std::vector<Line> lines_;
 };
 
-/** One line on stderr, rewritten in place, shown once two seconds have passed; silent unless stderr is a terminal. */
+/** One line on stderr, rewritten in place, shown once two seconds have passed; silent unless stderr
+ * is a terminal. */
 class Progress {
  public:
   Progress();
@@ -52,7 +53,8 @@ template <class F>
 double elapsed_us(F&& f) {
   const auto start = std::chrono::steady_clock::now();
   f();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 /** Three significant digits or all digits before the point: "1.23", "45.6", "789", "12345". */
@@ -61,7 +63,8 @@ std::string short_number(double x);
 std::string bytes_text(double bytes);
 /** At most `width` characters, the front replaced by ".." where it does not fit. */
 std::string shortened(const std::string& text, size_t width);
-/** Broken at spaces into lines of at most `width`, the second and later ones indented by `indent`. */
+/** Broken at spaces into lines of at most `width`, the second and later ones indented by `indent`.
+ */
 std::string wrapped(const std::string& text, size_t width, size_t indent);
 
 }  // namespace attnfold::tools

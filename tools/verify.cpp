@@ -12,7 +12,8 @@ namespace {
 
 /** A sound call that the engine refuses cannot be judged; one that it fails at is wrong. */
 Verdict refused(Verdict verdict, const check::RunResult& result) {
-  const bool is_refusal = result.status == ATTNFOLD_INVALID_ARGUMENT || result.status == ATTNFOLD_UNSUPPORTED;
+  const bool is_refusal =
+      result.status == ATTNFOLD_INVALID_ARGUMENT || result.status == ATTNFOLD_UNSUPPORTED;
   verdict.code = is_refusal ? kBadInput : kWrong;
   verdict.why = fmt::format("{}: {}", attnfold_status_name(result.status), result.error);
   return verdict;
@@ -25,7 +26,8 @@ Verdict wrong(Verdict verdict, std::string why) {
 }
 
 /** "" if `narrow` is `wide` rounded once to the call's o_dtype; NaN need only be NaN. */
-std::string rounding_difference(const check::Call& call, const check::Answer& wide, const check::Answer& narrow) {
+std::string rounding_difference(const check::Call& call, const check::Answer& wide,
+                                const check::Answer& narrow) {
   const DType type = static_cast<DType>(call.problem.o_dtype);
   const int64_t row_elements = int64_t{call.problem.qo_heads} * call.problem.head_dim_vo;
   const int64_t num_elements = call.num_rows() * row_elements;
@@ -33,11 +35,13 @@ std::string rounding_difference(const check::Call& call, const check::Answer& wi
     const float exact = load_f32(wide.o.data(), DType::f32, i);
     uint32_t rounded = 0, stored = 0;
     store_f32(&rounded, type, 0, exact);
-    std::memcpy(&stored, narrow.o.data() + i * dtype_bytes(type), static_cast<size_t>(dtype_bytes(type)));
+    std::memcpy(&stored, narrow.o.data() + i * dtype_bytes(type),
+                static_cast<size_t>(dtype_bytes(type)));
     const bool both_nan = std::isnan(exact) && std::isnan(load_f32(narrow.o.data(), type, i));
     if (rounded == stored || both_nan) continue;
-    return fmt::format("row {}, head {}, element {}: o in {} is {}, but o in f32 is {}", i / row_elements,
-                       i % row_elements / call.problem.head_dim_vo, i % call.problem.head_dim_vo, dtype_name(type),
+    return fmt::format("row {}, head {}, element {}: o in {} is {}, but o in f32 is {}",
+                       i / row_elements, i % row_elements / call.problem.head_dim_vo,
+                       i % call.problem.head_dim_vo, dtype_name(type),
                        load_f32(narrow.o.data(), type, i), exact);
   }
   for (size_t i = 0; i < wide.lse.size(); ++i) {
@@ -47,8 +51,8 @@ std::string rounding_difference(const check::Call& call, const check::Answer& wi
 }
 
 std::string execution_text(const attnfold_execution& execution) {
-  return fmt::format("{} threads, {} workers, cut_seed {}", execution.num_threads, execution.num_workers,
-                     execution.cut_seed);
+  return fmt::format("{} threads, {} workers, cut_seed {}", execution.num_threads,
+                     execution.num_workers, execution.cut_seed);
 }
 
 }  // namespace
@@ -72,24 +76,28 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
 
   step("oracle");
   const ref::Truth truth = ref::answer(call);
-  verdict.engine = check::judge(call, truth, first.answer.o.data(), DType::f32, first.answer.lse.data(), 0);
+  verdict.engine =
+      check::judge(call, truth, first.answer.o.data(), DType::f32, first.answer.lse.data(), 0);
   if (call.recorded_o != nullptr) {
     verdict.recorded_lse = !call.recorded_lse.empty();
     const float* lse = call.recorded_lse.empty() ? nullptr : call.recorded_lse.data();
-    verdict.recorded = check::judge(call, truth, call.recorded_o->data(), call.recorded_o_dtype, lse, 1);
+    verdict.recorded =
+        check::judge(call, truth, call.recorded_o->data(), call.recorded_o_dtype, lse, 1);
   }
   if (!verdict.engine->right) return wrong(std::move(verdict), "engine: " + verdict.engine->text);
   const std::string rounding = rounding_difference(call, first.answer, narrow.answer);
   if (!rounding.empty()) return wrong(std::move(verdict), "engine: " + rounding);
 
   step("schedules");
-  for (const attnfold_execution& other : check::distinct_schedules(wide, options.schedules, options.seed, isa)) {
+  for (const attnfold_execution& other :
+       check::distinct_schedules(wide, options.schedules, options.seed, isa)) {
     step(fmt::format("schedule {} of {}", verdict.num_schedules + 1, options.schedules));
     const check::RunResult result = check::run_engine(wide, other);
     if (result.status != ATTNFOLD_OK) return refused(std::move(verdict), result);
     const std::string difference = check::first_difference(wide, first.answer, result.answer);
     if (!difference.empty()) {
-      return wrong(std::move(verdict), fmt::format("schedule of {}: {}", execution_text(other), difference));
+      return wrong(std::move(verdict),
+                   fmt::format("schedule of {}: {}", execution_text(other), difference));
     }
     ++verdict.num_schedules;
   }

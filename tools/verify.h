@@ -1,4 +1,5 @@
-// Judges one call: oracle against engine, schedules against each other, and a recorded answer against the oracle.
+// Judges one call: oracle against engine, schedules against each other, and a recorded answer
+// against the oracle.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,13 @@ struct VerifyOptions {
 
 struct Verdict {
   ExitCode code = kRight;
-  std::string why;                             // "" if right; else what is wrong, or why it cannot be judged
-  int32_t num_rows = 0;                        // (token, query head) pairs
+  std::string why;       // "" if right; else what is wrong, or why it cannot be judged
+  int32_t num_rows = 0;  // (token, query head) pairs
   std::string kernel;
-  std::optional<check::Judgement> engine;      // o in float32, before any rounding to 16 bits
-  std::optional<check::Judgement> recorded;    // plus one rounding of its stored dtype
-  bool recorded_lse = false;                   // an lse was recorded too
-  int num_schedules = 0;                       // distinct ones that gave the same bits
+  std::optional<check::Judgement> engine;    // o in float32, before any rounding to 16 bits
+  std::optional<check::Judgement> recorded;  // plus one rounding of its stored dtype
+  bool recorded_lse = false;                 // an lse was recorded too
+  int num_schedules = 0;                     // distinct ones that gave the same bits
 };
 
 /** `step` is told what is being done, for a progress line. */

@@ -10,11 +10,9 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 #include "cpu/cpu_features.h"
+#include "float_mode.h"
 
 namespace attnfold::cpu {
 namespace {
@@ -35,18 +33,6 @@ std::vector<const KernelRow*> make_table() {
   append(&table, scalar::rows());
   return table;
 }
-
-/** Sets round-to-nearest and no flushing, and puts back what the thread had. */
-class FloatingPointMode {
- public:
-#if defined(__x86_64__)
-  FloatingPointMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~FloatingPointMode() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 struct Body {
   void (*call)(void* context, int32_t i);

@@ -165,7 +165,7 @@ TEST(UpdateArguments, EveryBadLengthIsNamedAndTheLastGoodScheduleStays) {
 
     call.poison_outputs();
     EXPECT_EQ(run(plan.get(), call.tensors), ATTNFOLD_OK) << attnfold_last_error();
-    EXPECT_EQ(call.output_bytes(), before) << "after a failed update: " << argument;
+    EXPECT_TRUE(same_bytes(call.output_bytes(), before)) << "after a failed update: " << argument;
   }
 }
 
@@ -283,7 +283,7 @@ TEST(RunArguments, TheStatedWorkspaceIsEnoughAtAnyAlignment) {
     call.poison_outputs();
     ASSERT_EQ(attnfold_plan_run(plan.get(), &call.tensors, begin, bytes, nullptr), ATTNFOLD_OK)
         << attnfold_last_error();
-    EXPECT_EQ(call.output_bytes(), expected);
+    EXPECT_TRUE(same_bytes(call.output_bytes(), expected));
     for (int i = 0; i < shift; ++i) ASSERT_EQ(workspace[i], 0x6c) << "before the workspace";
     for (size_t i = shift + bytes; i < workspace.size(); ++i) ASSERT_EQ(workspace[i], 0x6c);
   }

@@ -49,6 +49,25 @@ class Floats {
 /** The answer's bytes. */
 using Bytes = std::vector<char>;
 
+/** That two answers are the same; else where they part. */
+inline ::testing::AssertionResult same_bytes(const Bytes& got, const Bytes& expected) {
+  if (got == expected && !got.empty()) return ::testing::AssertionSuccess();
+  if (got.empty() || got.size() != expected.size()) {
+    return ::testing::AssertionFailure() << "expected " << expected.size() << " bytes, got " << got.size();
+  }
+  size_t at = 0, num_different = 0;
+  for (size_t i = got.size() / 4; i-- > 0;) {
+    if (std::memcmp(&got[4 * i], &expected[4 * i], 4) == 0) continue;
+    at = i;
+    ++num_different;
+  }
+  float a, b;
+  std::memcpy(&a, &expected[4 * at], 4);
+  std::memcpy(&b, &got[4 * at], 4);
+  return ::testing::AssertionFailure() << num_different << " of " << got.size() / 4 << " floats differ; the first is "
+                                       << at << ": expected " << a << ", got " << b;
+}
+
 struct SmallCall {
   struct Request {
     int32_t qo_len, kv_len;

@@ -6,8 +6,11 @@ good=$data/verify_layer20.safetensors
 expect 0 '^attnfold [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'Exit codes' --help
 for sub in info run verify bench; do
-  expect 0 'Exit codes' $sub --help
-  expect 2 '--frobnicate' $sub --frobnicate
+  expect 0 'Exit codes' "$sub" --help
+done
+for line in info "run $good" "verify $good" bench; do
+  # shellcheck disable=SC2086
+  expect 2 '--frobnicate' $line --frobnicate
 done
 expect 2 'subcommand' ''
 expect 2 '.' frobnicate

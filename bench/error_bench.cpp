@@ -1,0 +1,102 @@
+// Errors of every kernel row against the float64 oracle, beside those of naive float32 arithmetic:
+// the table of docs/numerics.md.  Usage: error_bench   (prints Markdown)
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "check/call.h"
+#include "check/generate.h"
+#include "check/judge.h"
+#include "ref/oracle.h"
+
+namespace {
+
+using attnfold::DType;
+using attnfold::check::Call;
+
+struct Workload {
+  const char* name;
+  std::vector<int32_t> qo_len, kv_len;
+  float q_range;
+  attnfold_dtype kv;
+};
+
+attnfold::check::Spec spec_of(const Workload& w) {
+  attnfold::check::Spec spec;
+  spec.problem.qo_heads = 8;
+  spec.problem.kv_heads = 2;
+  spec.problem.q_dtype = spec.problem.kv_dtype = w.kv;
+  spec.problem.o_dtype = ATTNFOLD_F32;  // errors before rounding to a 16-bit type
+  spec.qo_len = w.qo_len;
+  spec.kv_len = w.kv_len;
+  spec.q_range = w.q_range;
+  return spec;
+}
+
+/** Root mean square and largest error of o, largest of lse. */
+struct Errors {
+  double rms = 0, max = 0, lse = 0;
+};
+
+Errors errors_of(const attnfold::ref::Truth& truth, const attnfold::check::Answer& answer) {
+  Errors e;
+  const float* o = reinterpret_cast<const float*>(answer.o.data());
+  for (size_t i = 0; i < truth.o.size(); ++i) {
+    const double error = std::fabs(o[i] - truth.o[i]);
+    e.rms += error * error;
+    e.max = std::fmax(e.max, error);
+  }
+  e.rms = std::sqrt(e.rms / static_cast<double>(truth.o.size()));
+  for (size_t i = 0; i < truth.lse.size(); ++i) {
+    if (std::isfinite(truth.lse[i]))
+      e.lse = std::fmax(e.lse, std::fabs(answer.lse[i] - truth.lse[i]));
+  }
+  return e;
+}
+
+double largest(const std::vector<double>& values) {
+  double m = 0;
+  for (double v : values) m = std::fmax(m, v);
+  return m;
+}
+
+}  // namespace
+
+int main() {
+  const Workload workloads[] = {
+      {"decode, 32768 keys, flat", {1}, {32768}, 0.1f, ATTNFOLD_BF16},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_BF16},
+      {"decode, 32768 keys, peaked", {1}, {32768}, 8.0f, ATTNFOLD_BF16},
+      {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_BF16},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_F16},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_F32},
+      {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_F32},
+  };
+  std::printf(
+      "| workload (8/2 heads, d 128) | q, k, v | row | o rms | o max | naive o max | lse max | "
+      "naive lse max | of the bound |\n");
+  std::printf("|---|---|---|---|---|---|---|---|---|\n");
+  for (const Workload& w : workloads) {
+    const Call call = attnfold::check::generate(spec_of(w), 1);
+    const attnfold::ref::Truth truth = attnfold::ref::answer(call);
+    for (const char* isa : {"scalar", "avx2", "avx512", "avx512_bf16"}) {
+      if (std::string(isa) == "avx512_bf16" && w.kv != ATTNFOLD_BF16) continue;
+      attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+      execution.isa = isa;
+      const attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);
+      if (run.status == ATTNFOLD_UNSUPPORTED) continue;
+      if (run.status != ATTNFOLD_OK) {
+        std::fprintf(stderr, "%s\n", run.error.c_str());
+        return 1;
+      }
+      const Errors e = errors_of(truth, run.answer);
+      const auto verdict = attnfold::check::judge(call, truth, run.answer.o.data(), DType::f32,
+                                                  run.answer.lse.data(), 0);
+      std::printf("| %s | %s | %s | %.1e | %.1e | %.1e | %.1e | %.1e | %.2f |\n", w.name,
+                  attnfold::dtype_name(static_cast<DType>(w.kv)), run.answer.kernel.c_str(), e.rms,
+                  e.max, largest(truth.naive_o_err), e.lse, largest(truth.naive_lse_err),
+                  std::fmax(verdict.worst_o, verdict.worst_lse));
+    }
+  }
+}

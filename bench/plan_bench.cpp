@@ -1,0 +1,123 @@
+// What a call costs beside its arithmetic: planning a step, and running one that is next to
+// nothing.
+//
+// Budget: attnfold_plan_update of 256 requests in 20 us, since it is on the path of every step.
+#include <benchmark/benchmark.h>
+
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "attnfold/attnfold.h"
+#include "check/call.h"
+#include "check/generate.h"
+
+namespace {
+
+using attnfold::check::Call;
+
+void require_ok(attnfold_status status) {
+  if (status != ATTNFOLD_OK) throw std::runtime_error(attnfold_last_error());
+}
+
+/** Decodes whose tables are real and whose keys are few: planning reads lengths and page ids alone.
+ */
+struct Step {
+  attnfold_problem problem = ATTNFOLD_PROBLEM_INIT;
+  std::vector<int32_t> qo_indptr, kv_len, block_table;
+  int64_t stride = 0;
+
+  Step(int32_t batch, int32_t longest_kv_len, bool ragged) {
+    problem.qo_heads = 32;
+    problem.kv_heads = 8;
+    std::mt19937 random(1);
+    stride = (longest_kv_len + problem.page_size - 1) / problem.page_size;
+    qo_indptr.push_back(0);
+    for (int32_t r = 0; r < batch; ++r) {
+      const uint32_t draw = static_cast<uint32_t>(random());
+      kv_len.push_back(ragged
+                           ? 1 + static_cast<int32_t>(draw % static_cast<uint32_t>(longest_kv_len))
+                           : longest_kv_len);
+      qo_indptr.push_back(r + 1);
+    }
+    problem.num_pages = batch * stride;
+    block_table.resize(static_cast<size_t>(problem.num_pages));
+    for (int32_t& id : block_table) {
+      id = static_cast<int32_t>(random() % static_cast<uint32_t>(problem.num_pages));
+    }
+    problem.max_batch = batch;
+    problem.max_qo_rows = batch;
+    problem.max_kv_len = longest_kv_len;
+  }
+
+  attnfold_lengths lengths() const {
+    attnfold_lengths l = ATTNFOLD_LENGTHS_INIT;
+    l.batch = static_cast<int32_t>(kv_len.size());
+    l.qo_indptr = qo_indptr.data();
+    l.kv_len = kv_len.data();
+    l.block_table = block_table.data();
+    l.block_table_stride = stride;
+    return l;
+  }
+};
+
+/** batch, longest kv_len, workers (0 = the machine's), ragged. */
+void plan_update(benchmark::State& state) {
+  const Step step(static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)),
+                  state.range(3) != 0);
+  attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+  execution.num_workers = static_cast<int32_t>(state.range(2));
+  attnfold_plan* plan = nullptr;
+  require_ok(attnfold_plan_create(&step.problem, &execution, &plan));
+  const attnfold_lengths lengths = step.lengths();
+  for (auto _ : state) require_ok(attnfold_plan_update(plan, &lengths, nullptr));
+  attnfold_plan_report report{};
+  report.struct_size = sizeof(report);
+  require_ok(attnfold_plan_get_report(plan, &report));
+  state.counters["units"] = report.num_units;
+  state.counters["cuts"] = report.num_cuts;
+  attnfold_plan_destroy(plan);
+}
+BENCHMARK(plan_update)
+    ->ArgNames({"batch", "kv_len", "workers", "ragged"})
+    ->Args({1, 2048, 0, 0})
+    ->Args({256, 128, 0, 0})
+    ->Args({256, 2048, 0, 1})
+    ->Args({256, 8192, 0, 1})
+    ->Args({256, 2048, 64, 1})
+    ->Unit(benchmark::kMicrosecond);
+
+/** A whole layer's call of one head and 16 keys: threads are woken, little else. */
+void tiny_run(benchmark::State& state) {
+  attnfold::check::Spec spec;
+  spec.problem.head_dim_qk = spec.problem.head_dim_vo = 64;
+  spec.qo_len = {1};
+  spec.kv_len = {16};
+  const Call call = attnfold::check::generate(spec, 1);
+  attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+  execution.num_threads = static_cast<int32_t>(state.range(0));
+  attnfold_plan* plan = nullptr;
+  require_ok(attnfold_plan_create(&call.problem, &execution, &plan));
+  const attnfold_lengths lengths = call.lengths();
+  require_ok(attnfold_plan_update(plan, &lengths, nullptr));
+  attnfold::check::Buffer o(64 * 4), workspace(attnfold_plan_workspace_bytes(plan));
+  attnfold_tensors tensors = call.tensors();
+  float lse = 0;
+  tensors.o = o.data();
+  tensors.lse = &lse;
+  for (auto _ : state) {
+    require_ok(attnfold_plan_run(plan, &tensors, workspace.data(), workspace.size(), nullptr));
+    benchmark::DoNotOptimize(lse);
+  }
+  attnfold_plan_destroy(plan);
+}
+BENCHMARK(tiny_run)
+    ->ArgName("threads")
+    ->Arg(1)
+    ->Arg(2)
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
+
+}  // namespace
+
+BENCHMARK_MAIN();
