@@ -15,7 +15,8 @@ struct Problem {
   int32_t ragged;        // 1: k and v are rows at kv_indptr; 0: pages
   int32_t page_size;
   Mask mask;
-  float score_scale;     // sm_scale * log2(e): scores are kept in the log2 domain
+  float score_scale;     // sm_scale * log2(e), rounded down: scores are kept in the log2 domain
+  float score_scale_low; // what the rounding took off, > 0: the two together have 48 bits
   float softcap;         // 0 = off; else score = softcap_log2 * tanh(q.k * softcap_scale)
   float softcap_scale;   // sm_scale / softcap
   float softcap_log2;    // softcap * log2(e)

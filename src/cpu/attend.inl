@@ -225,7 +225,7 @@ template <class S>
 ATTNFOLD_LANE_FN ScoreMod score_mod(const UnitWork<S>& w, int row) {
   const float* slopes = w.args.tensors.alibi_slopes;
   const int head = (w.unit.kv_head_begin + row / w.head_rows) * w.p.group_size + row % w.p.group_size;
-  return {w.p.score_scale,      w.p.softcap_scale, w.p.softcap_log2,
+  return {w.p.score_scale,     w.p.score_scale_low, w.p.softcap_scale, w.p.softcap_log2,
           w.p.softcap != 0.0f, slopes != nullptr, slopes ? slopes[head] * kLog2E : 0.0f};
 }
 

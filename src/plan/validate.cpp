@@ -1,6 +1,7 @@
 #include "plan/validate.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -105,6 +106,11 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_qo_rows", p->max_qo_rows, 0, 1 << 30));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_kv_len", p->max_kv_len, 0, 1 << 30));
   const double log2e = 1.44269504088896340736;
+  const double scale = p->sm_scale * log2e;
+  float scale_high = static_cast<float>(scale);
+  if (scale_high > scale) scale_high = std::nextafterf(scale_high, 0.0f);
+  // Never 0: -inf times it must stay -inf.
+  const float scale_low = std::max(static_cast<float>(scale - scale_high), FLT_MIN);
   *out = {p->qo_heads,
           p->kv_heads,
           p->qo_heads / p->kv_heads,
@@ -116,7 +122,8 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
           p->kv_storage == ATTNFOLD_KV_RAGGED,
           p->page_size,
           {p->mask == ATTNFOLD_MASK_CAUSAL, p->window_left, p->window_right, p->attention_chunk, p->sink_tokens},
-          static_cast<float>(p->sm_scale * log2e),
+          scale_high,
+          scale_low,
           p->logits_softcap,
           p->logits_softcap > 0.0f ? p->sm_scale / p->logits_softcap : 0.0f,
           static_cast<float>(p->logits_softcap * log2e)};
