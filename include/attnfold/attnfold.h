@@ -19,7 +19,7 @@
  *   same bits        a request's rows do not depend on batch mates, batch order, threads, workers, cuts, page size,
  *                    page placement, KV layout or the caller's floating-point mode; nor on whether the token came
  *                    from a decode step, a prefill, a chunked prefill or a verify step
- *   empty is a value a row that sees no key gives o = 0 and lse = -inf, always written
+ *   empty is a value a row that sees no key gives o = 0 and lse = -inf, always written; with a sink logit lse is the logit
  *   no leaks         what a row may not see cannot reach it, NaN and Inf included; NaN that it may see does reach it
  *   clear errors     a bad argument is named, with what was expected and what came, before anything is written
  *
@@ -95,7 +95,7 @@ typedef enum attnfold_mask_kind {
  *
  * The window counts from the query's absolute position p = kv_len - qo_len + i, under either mask: window_left r keeps keys
  * j >= p - r, window_right r keeps keys j <= p + r.  -1 is off; 0 keeps the token's own key on that side.  Causal is
- * window_right 0, and together with a window_right the narrower holds.
+ * window_right 0, and together with a window_right the narrower holds.  Scores are soft-capped first, then get ALiBi's bias.
  */
 typedef struct attnfold_problem {
   size_t struct_size;             /* sizeof(attnfold_problem), set by ATTNFOLD_PROBLEM_INIT */
@@ -117,6 +117,9 @@ typedef struct attnfold_problem {
   int32_t max_batch;              /* maxima size buffers and nothing else: they never change a bit */
   int32_t max_qo_rows;            /* new tokens of all requests together */
   int32_t max_kv_len;             /* keys of one request */
+  float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; finite, >= 0 */
+  int32_t attention_chunk;        /* n: a query at p sees keys of its own chunk [p/n*n, p/n*n + n) only; 0 = off */
+  int32_t sink_tokens;            /* n: keys 0..n-1 stay visible whatever window_left and attention_chunk; 0 = off */
 } attnfold_problem;
 
 #define ATTNFOLD_SM_SCALE_DEFAULT (-1.0f)
@@ -125,7 +128,7 @@ typedef struct attnfold_problem {
   {                                                                                                      \
     sizeof(attnfold_problem), 1, 1, 128, 128, ATTNFOLD_BF16, ATTNFOLD_BF16, ATTNFOLD_BF16,               \
         ATTNFOLD_KV_PAGED, ATTNFOLD_NHD, 16, 0, ATTNFOLD_MASK_CAUSAL, -1, -1, ATTNFOLD_SM_SCALE_DEFAULT, \
-        0, 0, 0                                                                                          \
+        0, 0, 0, 0.0f, 0, 0                                                                              \
   }
 
 /**
@@ -194,10 +197,12 @@ typedef struct attnfold_tensors {
   int64_t o_stride_row, o_stride_head;
   float* lse;                                              /* [qo_rows, qo_heads] natural log, or NULL */
   int64_t lse_stride_row, lse_stride_head;
+  const float* alibi_slopes;                               /* [qo_heads] slope * (j - p) is added to each score, or NULL */
+  const float* sink_logits;                                /* [qo_heads] a learned term of each row's denominator, or NULL */
 } attnfold_tensors;
 
 #define ATTNFOLD_TENSORS_INIT \
-  { sizeof(attnfold_tensors), NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, NULL, 0, 0 }
+  { sizeof(attnfold_tensors), NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, NULL, 0, 0, NULL, NULL }
 
 typedef struct attnfold_plan attnfold_plan;
 
@@ -268,6 +273,7 @@ typedef struct attnfold_plan_item {
   int32_t qo_begin, num_qo;              /* within the request */
   int32_t kv_head_begin, num_kv_heads;
   int32_t leaf_begin, leaf_end;
+  int32_t sink_leaf_begin, sink_leaf_end; /* leaves of sink_tokens that lie apart from the others, done before them */
 } attnfold_plan_item;
 
 /** Item `index` of 0..num_items-1.  Set struct_size first.  Errors: INVALID_ARGUMENT. */

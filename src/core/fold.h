@@ -32,8 +32,16 @@ using Lanes = float;
 
 ATTNFOLD_LANE_FN float splat(float x) { return x; }
 ATTNFOLD_LANE_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+ATTNFOLD_LANE_FN float add(float a, float b) { return a + b; }
 ATTNFOLD_LANE_FN float sub(float a, float b) { return a - b; }
+ATTNFOLD_LANE_FN float mul(float a, float b) { return a * b; }
+ATTNFOLD_LANE_FN float divide(float a, float b) { return a / b; }
 ATTNFOLD_LANE_FN float max_keep_nan(float a, float b) { return a > b ? a : b; }
+ATTNFOLD_LANE_FN float min_keep_nan(float a, float b) { return a < b ? a : b; }
+ATTNFOLD_LANE_FN float abs(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+ATTNFOLD_LANE_FN float copy_sign(float x, float sign) {
+  return float_of((bits_of(x) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u));
+}
 ATTNFOLD_LANE_FN float round_to_even(float x) {  // |x| < 2^22, round-to-nearest mode
   const float magic = 12582912.0f;               // 1.5 x 2^23
   return (x + magic) - magic;
@@ -44,13 +52,15 @@ ATTNFOLD_LANE_FN float scale_by_power_of_two(float p, float n) {
   return float_of(bits_of(p) + (static_cast<uint32_t>(static_cast<int32_t>(n)) << 23));
 }
 ATTNFOLD_LANE_FN float zero_below(float x, float limit, float y) { return x < limit ? 0.0f : y; }
+ATTNFOLD_LANE_FN float select_below(float x, float limit, float below, float other) { return x < limit ? below : other; }
 
-#include "core/exp2.inl"
+#include "core/lane_math.inl"
 
 #undef ATTNFOLD_LANE_FN
 }  // namespace lane
 
 ATTNFOLD_HD inline float exp2_f32(float x) { return lane::exp2_lanes(x); }
+ATTNFOLD_HD inline float tanh_f32(float x) { return lane::tanh_lanes(x); }
 
 /**
  * Natural logarithm of a positive normal number, within 1.5 units in the last place plus 2^-24.

@@ -15,7 +15,11 @@ struct Problem {
   int32_t ragged;        // 1: k and v are rows at kv_indptr; 0: pages
   int32_t page_size;
   Mask mask;
-  float score_scale;     // sm_scale * log2(e): scores are kept in the log2 domain
+  float score_scale;     // sm_scale * log2(e), rounded down: scores are kept in the log2 domain
+  float score_scale_low; // what the rounding took off, > 0: the two together have 48 bits
+  float softcap;         // 0 = off; else score = softcap_log2 * tanh(q.k * softcap_scale)
+  float softcap_scale;   // sm_scale / softcap
+  float softcap_log2;    // softcap * log2(e)
 };
 
 /** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides in elements. */
@@ -31,6 +35,8 @@ struct Tensors {
   View<char> o;
   float* lse;            // or null
   int64_t lse_stride_row, lse_stride_head;
+  const float* alibi_slopes;     // [qo_heads] or null
+  const float* sink_logits;      // [qo_heads] or null
 };
 
 /** The lengths of one step.  One of block_table and kv_indices is set, or neither if ragged. */

@@ -13,25 +13,36 @@ struct LeafRows {
   const char* row[kLeaf];
 };
 
-/** Points rows [begin, end) of `out`; the others up to the next multiple of 16 repeat a valid one and are never used. */
-void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view, int request, int leaf, int begin,
-                int end, LeafRows* out) {
+/** Points rows [begin, end) of `out`. */
+ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths, const View<const char>& view, int request,
+                                    int leaf, int begin, int end, LeafRows* out) {
   const int64_t bytes = dtype_bytes(p.kv_dtype);
   if (p.ragged) {
     const char* base = view.data + (static_cast<int64_t>(lengths.kv_indptr[request]) + static_cast<int64_t>(leaf) * kLeaf) *
                                        view.stride_token * bytes;
     for (int n = begin; n < end; ++n) out->row[n] = base + n * view.stride_token * bytes;
-  } else {
-    const int32_t* pages = pages_of(lengths, request);
-    const int64_t first = static_cast<int64_t>(leaf) * kLeaf + begin;
-    int64_t page = first / p.page_size, token = first % p.page_size;
-    for (int n = begin; n < end; ++page, token = 0) {
-      const char* base = view.data + pages[page] * view.stride_page * bytes;
-      for (; token < p.page_size && n < end; ++token, ++n) out->row[n] = base + token * view.stride_token * bytes;
-    }
+    return;
   }
-  for (int n = begin & ~15; n < begin; ++n) out->row[n] = out->row[begin];
-  for (int n = end; n < ((end + 15) & ~15); ++n) out->row[n] = out->row[end - 1];
+  const int32_t* pages = pages_of(lengths, request);
+  const int64_t first = static_cast<int64_t>(leaf) * kLeaf + begin;
+  int64_t page = first / p.page_size, token = first % p.page_size;
+  for (int n = begin; n < end; ++page, token = 0) {
+    const char* base = view.data + pages[page] * view.stride_page * bytes;
+    for (; token < p.page_size && n < end; ++token, ++n) out->row[n] = base + token * view.stride_token * bytes;
+  }
+}
+
+/** Points the rows of `keys`; others among the same 16 repeat a valid one and are never used. */
+void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view, int request, int leaf,
+                const LeafKeys& keys, LeafRows* out) {
+  point_segment(p, lengths, view, request, leaf, 0, keys.sink, out);
+  point_segment(p, lengths, view, request, leaf, keys.begin, keys.end, out);
+  const char* valid = keys.sink > 0 ? out->row[0] : out->row[keys.begin];
+  const int gap_begin = keys.sink > 0 ? keys.sink : keys.begin & ~15;
+  const int end = keys.end > keys.begin ? keys.end : keys.sink;
+  const int gap_end = keys.end > keys.begin ? keys.begin : keys.sink;
+  for (int n = gap_begin; n < gap_end; ++n) out->row[n] = valid;
+  for (int n = end; n < ((end + 15) & ~15); ++n) out->row[n] = valid;
 }
 
 /** One unit while a worker has it: its rows, and where a worker keeps them. */
@@ -46,8 +57,7 @@ struct UnitWork {
   typename S::Q* q;              // [rows, q_stride]
   float* s;                      // [rows, kLeaf]: scores, then p
   States leaf, chunk, total;     // [rows]
-  int32_t* row_begin;            // [num_qo] keys that the token sees, relative to the leaf at hand
-  int32_t* row_end;
+  LeafKeys* seen;                // [num_qo] keys that the token sees of the leaf at hand
   LeafRows *k, *v, *next_k;
 };
 
@@ -65,12 +75,11 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   const int64_t o_stride = padded(p.head_dim_vo);
   char* at = args.scratch + static_cast<size_t>(worker) * args.scratch_bytes;
   UnitWork<S> w{args, p, unit, unit.num_qo * p.group_size, unit_rows(*args.shape, unit), padded(p.head_dim_qk),
-                nullptr, nullptr, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+                nullptr, nullptr, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
   w.k = take<LeafRows>(at, 1);
   w.v = take<LeafRows>(at, 1);
   w.next_k = take<LeafRows>(at, 1);
-  w.row_begin = take<int32_t>(at, max_rows);
-  w.row_end = take<int32_t>(at, max_rows);
+  w.seen = take<LeafKeys>(at, max_rows);
   w.q = reinterpret_cast<typename S::Q*>(take<float>(at, static_cast<size_t>(max_rows) * w.q_stride));
   w.s = take<float>(at, static_cast<size_t>(max_rows) * kLeaf);
   States* const states[] = {&w.leaf, &w.chunk, &w.total};
@@ -99,17 +108,29 @@ ATTNFOLD_LANE_FN void prefetch_rows(const LeafRows& rows, int n, int64_t head_of
   }
 }
 
-/** Scores of all rows on keys [begin, end) of the leaf; prefetches ahead, at last the leaf's first values. */
+/** Whether any of the 16 keys from n on is in `keys`. */
+ATTNFOLD_LANE_FN bool meets(const LeafKeys& keys, int n) {
+  return n < keys.sink || (n < keys.end && n + 16 > keys.begin && keys.begin < keys.end);
+}
+
+/** The next group of 16 keys from n on that meets `keys`, or kLeaf. */
+ATTNFOLD_LANE_FN int next_group(const LeafKeys& keys, int n) {
+  while (n < kLeaf && !meets(keys, n)) n += 16;
+  return n;
+}
+
+/** Scores of all rows on the leaf's keys; prefetches ahead, at last the leaf's first values. */
 template <class S, int kChunks>
-void leaf_scores(const UnitWork<S>& w, int begin, int end) {
+void leaf_scores(const UnitWork<S>& w, const LeafKeys& keys) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.k.stride_head * bytes, v_head_bytes = w.args.tensors.v.stride_head * bytes;
-  const int first = begin & ~15;
-  for (int n = first; n < end; n += 16) {
+  const int first = next_group(keys, 0);
+  for (int n = first, next; n < kLeaf; n = next) {
+    next = next_group(keys, n + 16);
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
       const int64_t head = w.unit.kv_head_begin + h;
-      if (n + 16 < end) {
-        prefetch_rows(*w.k, n + 16, head * head_bytes, w.p.head_dim_qk * bytes);
+      if (next < kLeaf) {
+        prefetch_rows(*w.k, next, head * head_bytes, w.p.head_dim_qk * bytes);
       } else {
         prefetch_rows(*w.v, first, head * v_head_bytes, w.p.head_dim_vo * bytes);
       }
@@ -120,17 +141,18 @@ void leaf_scores(const UnitWork<S>& w, int begin, int end) {
   }
 }
 
-/** o of up to kMaxRowBlock rows on 16 keys from n on: the keys that all of them see together, the others row by row. */
-template <DType T, class S>
-void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
+/** Stretches of keys among 16, one for each of up to kMaxRowBlock rows. */
+struct RowStretches {
   int begin[kMaxRowBlock], end[kMaxRowBlock];
-  int all_begin = n, all_end = n + 16;
-  for (int r = 0; r < rows; ++r) {
-    const int token = (row + r) % w.head_rows / w.p.group_size;
-    begin[r] = w.row_begin[token] > n ? w.row_begin[token] : n;
-    end[r] = w.row_end[token] < n + 16 ? w.row_end[token] : n + 16;
-    all_begin = begin[r] > all_begin ? begin[r] : all_begin;
-    all_end = end[r] < all_end ? end[r] : all_end;
+};
+
+/** o of `rows` rows on their stretches: the keys that all of them see together, the others row by row; keys ascending. */
+template <DType T, class S>
+void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches& keys, int64_t head_offset) {
+  int all_begin = keys.begin[0], all_end = keys.end[0];
+  for (int r = 1; r < rows; ++r) {
+    all_begin = keys.begin[r] > all_begin ? keys.begin[r] : all_begin;
+    all_end = keys.end[r] < all_end ? keys.end[r] : all_end;
   }
   const float* p = w.s + static_cast<int64_t>(row) * kLeaf;
   float* o = w.leaf.o + row * w.leaf.o_stride;
@@ -138,25 +160,43 @@ void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_o
     value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo, o + r * w.leaf.o_stride, 0);
   };
   if (all_begin >= all_end) {
-    for (int r = 0; r < rows; ++r) single(r, begin[r], end[r]);
+    for (int r = 0; r < rows; ++r) single(r, keys.begin[r], keys.end[r]);
     return;
   }
-  for (int r = 0; r < rows; ++r) single(r, begin[r], all_begin);
+  for (int r = 0; r < rows; ++r) single(r, keys.begin[r], all_begin);
   value_rows<T>(rows, p, w.v->row, head_offset, all_begin, all_end, w.p.head_dim_vo, o, w.leaf.o_stride);
-  for (int r = 0; r < rows; ++r) single(r, all_end, end[r]);
+  for (int r = 0; r < rows; ++r) single(r, all_end, keys.end[r]);
+}
+
+/** o of up to kMaxRowBlock rows on the 16 keys from n on: the sink's first, then the others. */
+template <DType T, class S>
+void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
+  RowStretches sink, main;
+  bool any_sink = false;
+  for (int r = 0; r < rows; ++r) {
+    const LeafKeys& seen = w.seen[(row + r) % w.head_rows / w.p.group_size];
+    sink.begin[r] = n;
+    sink.end[r] = seen.sink < n + 16 ? seen.sink : n + 16;
+    any_sink = any_sink || sink.end[r] > n;
+    main.begin[r] = seen.begin > n ? seen.begin : n;
+    main.end[r] = seen.end < n + 16 ? seen.end : n + 16;
+  }
+  if (any_sink) stretch_values<T>(w, row, rows, sink, head_offset);
+  stretch_values<T>(w, row, rows, main, head_offset);
 }
 
 template <DType T, class S>
-void leaf_values(const UnitWork<S>& w, int begin, int end, bool has_next) {
+void leaf_values(const UnitWork<S>& w, const LeafKeys& keys, const LeafKeys* next_leaf) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes, k_head_bytes = w.args.tensors.k.stride_head * bytes;
-  for (int n = begin & ~15; n < end; n += 16) {
+  for (int n = next_group(keys, 0), next; n < kLeaf; n = next) {
+    next = next_group(keys, n + 16);
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
       const int64_t head = w.unit.kv_head_begin + h;
-      if (n + 16 < end) {
-        prefetch_rows(*w.v, n + 16, head * head_bytes, w.p.head_dim_vo * bytes);
-      } else if (has_next) {
-        prefetch_rows(*w.next_k, 0, head * k_head_bytes, w.p.head_dim_qk * bytes);
+      if (next < kLeaf) {
+        prefetch_rows(*w.v, next, head * head_bytes, w.p.head_dim_vo * bytes);
+      } else if (next_leaf) {
+        prefetch_rows(*w.next_k, next_group(*next_leaf, 0), head * k_head_bytes, w.p.head_dim_qk * bytes);
       }
       for (int r = 0; r < w.head_rows; r += kMaxRowBlock) {
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
@@ -168,39 +208,71 @@ void leaf_values(const UnitWork<S>& w, int begin, int end, bool has_next) {
 
 ATTNFOLD_LANE_FN int clamp_key(int64_t key) { return key < 0 ? 0 : key > kLeaf ? kLeaf : static_cast<int>(key); }
 
-/** Fills w.leaf with the state of every row on one leaf.  `k` rows of the leaf are pointed; `next` is the leaf after, or -1. */
+/** Keys of a request, seen from one leaf. */
+ATTNFOLD_LANE_FN LeafKeys keys_in_leaf(int32_t sink, int32_t begin, int32_t end, int leaf) {
+  const int64_t first = static_cast<int64_t>(leaf) * kLeaf;
+  LeafKeys keys{clamp_key(sink - first), clamp_key(begin - first), clamp_key(end - first)};
+  if (keys.begin >= keys.end) keys.begin = keys.end = keys.sink;
+  return keys;
+}
+
+template <class S>
+ATTNFOLD_LANE_FN LeafKeys unit_keys(const UnitWork<S>& w, int leaf) {
+  return keys_in_leaf(w.unit.sink_keys, w.unit.key_begin, w.unit.key_end, leaf);
+}
+
+template <class S>
+ATTNFOLD_LANE_FN ScoreMod score_mod(const UnitWork<S>& w, int row) {
+  const float* slopes = w.args.tensors.alibi_slopes;
+  const int head = (w.unit.kv_head_begin + row / w.head_rows) * w.p.group_size + row % w.p.group_size;
+  return {w.p.score_scale,     w.p.score_scale_low, w.p.softcap_scale, w.p.softcap_log2,
+          w.p.softcap != 0.0f, slopes != nullptr, slopes ? slopes[head] * kLog2E : 0.0f};
+}
+
+/** Fills w.leaf with the state of every row on one leaf.  Its keys are pointed already; `next` is the leaf after, or -1. */
 template <DType T, class S, int kChunks>
 void leaf_states(UnitWork<S>& w, int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
-  const int64_t first_key = static_cast<int64_t>(leaf) * kLeaf;
-  const int begin = clamp_key(w.unit.key_begin - first_key), end = clamp_key(w.unit.key_end - first_key);
-  point_rows(w.p, lengths, w.args.tensors.v, w.unit.request, leaf, begin, end, w.v);
+  const LeafKeys keys = unit_keys(w, leaf);
+  LeafKeys next_keys{};
+  point_rows(w.p, lengths, w.args.tensors.v, w.unit.request, leaf, keys, w.v);
   if (next >= 0) {
-    const int next_end = clamp_key(w.unit.key_end - static_cast<int64_t>(next) * kLeaf);
-    point_rows(w.p, lengths, w.args.tensors.k, w.unit.request, next, 0, next_end, w.next_k);
+    next_keys = unit_keys(w, next);
+    point_rows(w.p, lengths, w.args.tensors.k, w.unit.request, next, next_keys, w.next_k);
   }
   const int qo_len = lengths.qo_indptr[w.unit.request + 1] - lengths.qo_indptr[w.unit.request];
   const int kv_len = lengths.kv_len[w.unit.request];
   for (int t = 0; t < w.unit.num_qo; ++t) {
-    const KeyRange keys = visible_keys(w.p.mask, qo_len, kv_len, w.unit.qo_begin + t);
-    w.row_begin[t] = clamp_key(keys.begin - first_key);
-    w.row_end[t] = clamp_key(keys.end - first_key);
+    const VisibleKeys seen = visible_keys(w.p.mask, qo_len, kv_len, w.unit.qo_begin + t);
+    w.seen[t] = keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
   }
-  leaf_scores<S, kChunks>(w, begin, end);
+  leaf_scores<S, kChunks>(w, keys);
   for (int r = 0; r < w.rows; ++r) {
     const int token = r % w.head_rows / w.p.group_size;
-    if (w.row_begin[token] >= w.row_end[token]) {
+    const LeafKeys& seen = w.seen[token];
+    if (seen.sink == 0 && seen.begin == seen.end) {
       w.leaf.m[r] = -__builtin_inff();
       continue;
     }
-    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, w.row_begin[token], w.row_end[token], w.p.score_scale, w.leaf.m + r,
-                 w.leaf.l + r);
+    const int64_t position = static_cast<int64_t>(kv_len) - qo_len + w.unit.qo_begin + token;
+    const float distance = static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - position);
+    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, score_mod(w, r), distance, w.leaf.m + r, w.leaf.l + r);
   }
   memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
-  leaf_values<T>(w, begin, end, next >= 0);
+  leaf_values<T>(w, keys, next >= 0 ? &next_keys : nullptr);
   LeafRows* used = w.k;
   w.k = w.next_k;
   w.next_k = used;
+}
+
+/** Folds a learned sink logit into a finished row: one more state, of mass 1 and no value. */
+ATTNFOLD_LANE_FN void fold_sink(float logit, float* m, float* l, float* o, int64_t width) {
+  const FoldStep step = fold_step(*m, logit * kLog2E);
+  *l = fold_value(step, *l, 1.0f);
+  if (!step.b_leads) return;
+  *m = logit * kLog2E;
+  const Lanes scale = splat(step.scale);
+  for (int64_t i = 0; i < width; i += 16) store(o + i, mul(scale, load(o + i)));
 }
 
 /** Rows [begin, end) of the unit, finished: o = total.o / total.l in o's type, lse. */
@@ -214,6 +286,9 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DTy
     const bool empty = total.m[r] == -__builtin_inff();
     char* out = o.data + (row * o.stride_token + head * o.stride_head) * dtype_bytes(p.o_dtype);
     float* acc = total.o + r * total.o_stride;
+    const float sink = args.tensors.sink_logits ? args.tensors.sink_logits[head] : -__builtin_inff();
+    const bool has_sink = sink != -__builtin_inff();
+    if (has_sink && !empty) fold_sink(sink, total.m + r, total.l + r, acc, total.o_stride);
     const Lanes divisor = splat(empty ? 1.0f : divisor_of(total.l[r]));
     for (int64_t i = 0; i < total.o_stride; i += 16) {
       store(acc + i, empty ? splat(0.0f) : divide(load(acc + i), divisor));
@@ -225,7 +300,7 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DTy
     }
     if (args.tensors.lse) {
       args.tensors.lse[row * args.tensors.lse_stride_row + head * args.tensors.lse_stride_head] =
-          empty ? -__builtin_inff() : lse_of(total.m[r], total.l[r]);
+          empty ? sink : lse_of(total.m[r], total.l[r]);
     }
   }
 }
@@ -238,9 +313,8 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
   float* slot = item.state_offset < 0 ? nullptr : args.states + item.state_offset;
   if (item.leaf_begin < item.leaf_end) {
     pack_queries(w);
-    const int64_t first_key = static_cast<int64_t>(item.leaf_begin) * kLeaf;
-    point_rows(w.p, *args.lengths, args.tensors.k, w.unit.request, item.leaf_begin, clamp_key(w.unit.key_begin - first_key),
-               clamp_key(w.unit.key_end - first_key), w.k);
+    const int leaf = leaf_at(w.unit, item.leaf_begin);
+    point_rows(w.p, *args.lengths, args.tensors.k, w.unit.request, leaf, unit_keys(w, leaf), w.k);
   }
   clear_states(w.total, w.rows);
   for (int at = item.leaf_begin; at < item.leaf_end;) {
@@ -251,11 +325,11 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
       if (span.kind == SpanKind::row) clear_states(w.total, w.rows);
     }
     while (at < span.leaf_end) {
-      const int chunk_end = at / kSuperChunk * kSuperChunk + kSuperChunk;
-      const int end = chunk_end < span.leaf_end ? chunk_end : span.leaf_end;
+      const int edge = chunk_end(w.unit, at);
+      const int end = edge < span.leaf_end ? edge : span.leaf_end;
       clear_states(w.chunk, w.rows);
       for (; at < end; ++at) {
-        leaf_states<T, S, kChunks>(w, at, at + 1 < item.leaf_end ? at + 1 : -1);
+        leaf_states<T, S, kChunks>(w, leaf_at(w.unit, at), at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
         fold_states(w.chunk, w.leaf, w.rows);
       }
       if (span.kind == SpanKind::row) fold_states(w.total, w.chunk, w.rows);
@@ -300,13 +374,13 @@ void merge_shared(const RunArgs& args, const MergeTask& task) {
       const States state = from_row(states_at(slot, rows, o_stride), task.row_begin);
       if (span.kind == SpanKind::row) {
         total = state;
-      } else if (at / kSuperChunk == chunk_index) {
+      } else if (chunk_begin(unit, at) == chunk_index) {
         fold_states(chunk, state, n);
       } else {  // a new super-chunk: the one before is whole
         if (chunk.m && total.m) fold_states(total, chunk, n);
         if (chunk.m && !total.m) total = chunk;
         chunk = state;
-        chunk_index = at / kSuperChunk;
+        chunk_index = chunk_begin(unit, at);
       }
       at = span.leaf_end;
     }

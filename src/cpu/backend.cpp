@@ -126,7 +126,7 @@ UnitShape unit_shape(const Problem& p) {
 
 size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t rows = static_cast<size_t>(max_unit_rows(shape));
-  const size_t per_row = 2 * sizeof(int32_t) + sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
+  const size_t per_row = 3 * sizeof(int32_t) + sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
   const size_t row_pointers = 3 * (kLeaf * sizeof(const char*));
   const size_t rounding = 9 * 64;
   return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;

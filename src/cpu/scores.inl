@@ -104,27 +104,74 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
   }
 }
 
+/** What turns q.k into a score in the log2 domain, for one row. */
+struct ScoreMod {
+  float scale, scale_low;                // without soft-cap: score = q.k * (scale + scale_low)
+  float softcap_scale, softcap_log2;
+  bool softcap, alibi;
+  float slope_log2;                      // ALiBi: slope * log2(e)
+};
+
+/** Scores of 16 keys, the first at `distance` from the query (key position - query position). */
+ATTNFOLD_LANE_FN Lanes modified(const ScoreMod& mod, Lanes qk, float distance) {
+  Lanes x = mod.softcap ? mul(tanh_lanes(mul(qk, splat(mod.softcap_scale))), splat(mod.softcap_log2))
+                        : mul(qk, splat(mod.scale));
+  if (mod.alibi) x = fma(splat(mod.slope_log2), add(splat(distance), lane_numbers()), x);
+  return x;
+}
+
+/** Keys that a row sees of a leaf: [0, sink) and [begin, end), relative to it. */
+struct LeafKeys {
+  int32_t sink, begin, end;
+};
+
+/** Sets s to `value` in the lanes of `keys`' groups of 16 that hold no key of it. */
+ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafKeys& keys, int lane_begin, int lane_end, float value) {
+  const bool main = keys.end > keys.begin;
+  for (int i = keys.sink > 0 ? keys.sink : lane_begin; i < (main ? keys.begin : lane_end); ++i) s[i] = value;
+  if (main) {
+    for (int i = keys.end; i < lane_end; ++i) s[i] = value;
+  }
+}
+
+// Above this a score in float32 keeps at most 3 bits below the point: then plain rounded scores are subtracted, so that the
+// largest is exactly its own maximum.
+constexpr float kLargeScore = 0x1p20f;
+
 /**
  * The state of one row on one leaf, but for o: s becomes p.
  *
- * s            [kLeaf] raw scores; those outside [begin, end) hold anything.  Afterwards p = 2^(x - m) inside, and 0 up to
- *              the lanes' edges
+ * s            [kLeaf] q.k; where the row does not see the key, anything.  Afterwards p = 2^(x - m) where it does, and 0
+ *              elsewhere in the 16 lanes of such keys
+ * distance     position of the leaf's first key less the query's
+ *
+ * Unmodified scores are never rounded: m is the largest, rounded, and x - m = fma(q.k, scale, fma(q.k, scale_low, -m)).
  */
-ATTNFOLD_LANE_FN void leaf_softmax(float* s, int begin, int end, float score_scale, float* m, float* l) {
-  const int lane_begin = begin & ~15, lane_end = (end + 15) & ~15;
-  const Lanes scale = splat(score_scale);
-  for (int i = lane_begin; i < lane_end; i += 16) store(s + i, mul(load(s + i), scale));
-  for (int i = lane_begin; i < begin; ++i) s[i] = -__builtin_inff();
-  for (int i = end; i < lane_end; ++i) s[i] = -__builtin_inff();
+ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMod& mod, float distance, float* m, float* l) {
+  const int lane_begin = keys.sink > 0 ? 0 : keys.begin & ~15;
+  const int lane_end = ((keys.end > keys.begin ? keys.end : keys.sink) + 15) & ~15;
+  const bool plain = !mod.softcap && !mod.alibi;
+  if (!plain) {
+    for (int i = lane_begin; i < lane_end; i += 16) {
+      store(s + i, modified(mod, load(s + i), distance + static_cast<float>(i)));
+    }
+  }
+  fill_unseen(s, keys, lane_begin, lane_end, kLowest);
   Lanes largest = splat(kLowest);
   for (int i = lane_begin; i < lane_end; i += 16) largest = max_keep_nan(load(s + i), largest);  // passes over NaN
-  *m = reduce_max(largest);
-  const Lanes max = splat(*m);
-  Lanes sum = splat(0.0f);
-  for (int i = lane_begin; i < lane_end; i += 16) {
-    const Lanes p = exp2_lanes(sub(load(s + i), max));
-    store(s + i, p);
-    sum = add(sum, p);
+  const float max = plain ? reduce_max(largest) * mod.scale : reduce_max(largest);
+  const bool exact = plain && max > -kLargeScore && max < kLargeScore;
+  if (plain && !exact) {
+    for (int i = lane_begin; i < lane_end; i += 16) store(s + i, mul(load(s + i), splat(mod.scale)));
   }
+  *m = max > kLowest ? max : kLowest;
+  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low), minus_m = splat(-*m);
+  for (int i = lane_begin; i < lane_end; i += 16) {
+    const Lanes x = load(s + i);
+    store(s + i, exp2_lanes(exact ? fma(x, scale, fma(x, scale_low, minus_m)) : add(x, minus_m)));
+  }
+  fill_unseen(s, keys, lane_begin, lane_end, 0.0f);
+  Lanes sum = splat(0.0f);
+  for (int i = lane_begin; i < lane_end; i += 16) sum = add(sum, load(s + i));
   *l = reduce_add(sum);
 }

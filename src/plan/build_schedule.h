@@ -36,14 +36,23 @@ ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& m
       u.num_qo = sets.tokens < qo_len - token ? sets.tokens : qo_len - token;
       u.kv_head_begin = head;
       u.num_kv_heads = sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
-      const KeyRange keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      const VisibleKeys keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      u.sink_keys = keys.sink;
       u.key_begin = keys.begin;
       u.key_end = keys.end;
       u.leaf_begin = keys.begin / kLeaf;
       u.leaf_end = keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
+      u.sink_leaves = static_cast<int32_t>(divide_up(keys.sink, kLeaf));
+      if (u.leaf_end == u.leaf_begin) {  // the sink alone
+        u.leaf_begin = u.leaf_end = u.sink_leaves;
+        u.sink_leaves = 0;
+        if (keys.sink > 0) u.leaf_begin = 0;
+      } else if (u.sink_leaves >= u.leaf_begin) {
+        u.leaf_begin = u.sink_leaves = 0;
+      }
       u.leaf_cost = static_cast<int64_t>(u.num_kv_heads) * shape.read_cost + unit_rows(shape, u);
-      if (u.leaf_end > u.leaf_begin && u.leaf_cost > s->max_leaf_cost) s->max_leaf_cost = u.leaf_cost;
-      cost += u.leaf_cost * (u.leaf_end - u.leaf_begin);
+      if (num_leaves(u) > 0 && u.leaf_cost > s->max_leaf_cost) s->max_leaf_cost = u.leaf_cost;
+      cost += u.leaf_cost * num_leaves(u);
     }
   }
   return cost;
@@ -74,22 +83,23 @@ class Cutter {
 
   /** The leaf of `unit` (which starts at `start` on the line) to cut at for a wish inside it. */
   ATTNFOLD_HD_LARGE int32_t place(const Unit& unit, int64_t start, int64_t wish) {
-    const int32_t floor_leaf = unit.leaf_begin + static_cast<int32_t>((wish - start) / unit.leaf_cost);
+    const int32_t first = first_leaf(unit);
+    const int32_t floor_leaf = first + static_cast<int32_t>((wish - start) / unit.leaf_cost);
     if (seed_ != 0) return floor_leaf;
-    const int64_t into = wish - start - (floor_leaf - unit.leaf_begin) * unit.leaf_cost;
+    const int64_t into = wish - start - (floor_leaf - first) * unit.leaf_cost;
     const int32_t nearest = floor_leaf + (into * 2 > unit.leaf_cost ? 1 : 0);
     const int32_t edge = (floor_leaf + kSuperChunk / 2) / kSuperChunk * kSuperChunk;  // of the nearest super-chunk
     const int32_t candidates[] = {edge, nearest, floor_leaf};
     for (const int32_t candidate : candidates) {
-      if (candidate < unit.leaf_begin || candidate > unit.leaf_end) continue;
-      const int64_t drift = start + (candidate - unit.leaf_begin) * unit.leaf_cost - wish;
+      if (candidate < first || candidate > unit.leaf_end) continue;
+      const int64_t drift = start + (candidate - first) * unit.leaf_cost - wish;
       const bool near = drift <= unit.leaf_cost && -drift <= unit.leaf_cost;
       if (near && drift - drift_ <= max_leaf_cost_) {  // the share that ends here: at most one leaf over
         drift_ = drift;
         return candidate;
       }
     }
-    drift_ = start + (floor_leaf - unit.leaf_begin) * unit.leaf_cost - wish;
+    drift_ = start + (floor_leaf - first) * unit.leaf_cost - wish;
     return floor_leaf;
   }
 
@@ -179,9 +189,9 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
   int64_t wish = num_workers > 1 ? cutter.wish(1, 0) : s->total_cost + 1;
   for (int32_t u = 0; u < s->num_units; ++u) {
     const Unit& unit = s->units[u];
-    const int64_t end = start + unit.leaf_cost * (unit.leaf_end - unit.leaf_begin);
+    const int64_t end = start + unit.leaf_cost * num_leaves(unit);
     const int32_t item_begin = s->num_items;
-    int32_t at = unit.leaf_begin;
+    int32_t at = first_leaf(unit);
     while (worker + 1 < num_workers && wish < end) {
       int32_t cut = cutter.place(unit, start, wish);
       if (cut < at) cut = at;
@@ -190,7 +200,7 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
       ++worker;
       wish = worker + 1 < num_workers ? cutter.wish(worker + 1, wish) : end;
     }
-    if (at < unit.leaf_end || unit.leaf_begin == unit.leaf_end) {
+    if (at < unit.leaf_end || num_leaves(unit) == 0) {
       s->items[s->num_items++] = {u, worker, at, unit.leaf_end, -1};
     }
     planner::place_states(shape, u, item_begin, state_floats_capacity, s);

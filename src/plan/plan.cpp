@@ -49,7 +49,7 @@ int32_t max_visible_keys(const attnfold_problem& p, const UnitShape& shape) {
   const bool bounded_right = p.mask == ATTNFOLD_MASK_CAUSAL || p.window_right >= 0;
   if (p.window_left < 0 || !bounded_right) return p.max_kv_len;
   const int64_t right = p.mask == ATTNFOLD_MASK_CAUSAL ? 0 : p.window_right;
-  const int64_t keys = static_cast<int64_t>(p.window_left) + right + max_unit_rows(shape) + kLeaf;
+  const int64_t keys = static_cast<int64_t>(p.window_left) + right + max_unit_rows(shape) + p.sink_tokens + 2 * kLeaf;
   return static_cast<int32_t>(std::min<int64_t>(p.max_kv_len, keys));
 }
 
@@ -177,15 +177,18 @@ Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t worksp
 }
 
 int64_t Plan::kv_bytes() const {
-  int64_t bytes = 0;
+  int64_t rows = 0;
   for (int32_t i = 0; i < schedule_.num_items; ++i) {
     const Item& item = items_[i];
     const Unit& unit = units_[item.unit];
-    const int64_t begin = std::max<int64_t>(unit.key_begin, static_cast<int64_t>(item.leaf_begin) * kLeaf);
-    const int64_t end = std::min<int64_t>(unit.key_end, static_cast<int64_t>(item.leaf_end) * kLeaf);
-    if (begin < end) bytes += (end - begin) * unit.num_kv_heads;
+    for (int32_t at = item.leaf_begin; at < item.leaf_end; ++at) {
+      const int64_t first = static_cast<int64_t>(leaf_at(unit, at)) * kLeaf, last = first + kLeaf;
+      const int64_t sink = clamp_to(unit.sink_keys, first, last) - first;
+      const int64_t main = clamp_to(unit.key_end, first, last) - clamp_to(unit.key_begin, first, last);
+      rows += (sink + main) * unit.num_kv_heads;
+    }
   }
-  return bytes * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
+  return rows * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
 }
 
 uint64_t Plan::schedule_id() const {
@@ -214,16 +217,15 @@ Status Plan::report(attnfold_plan_report* out) const {
   r.num_cuts = schedule_.num_items - schedule_.num_units;
   for (int32_t i = 0; i < schedule_.num_items; ++i) {
     const Unit& u = units_[items_[i].unit];
-    const bool cut = items_[i].leaf_end != u.leaf_end;
-    if (cut && items_[i].leaf_end % kSuperChunk != 0) ++r.num_cuts_inside;
+    const int32_t end = items_[i].leaf_end;
+    if (end != u.leaf_end && chunk_begin(u, end) != end) ++r.num_cuts_inside;
   }
   for (int32_t i = 0; i < schedule_.num_units; ++i) {
     const Unit& u = units_[i];
-    r.num_leaves += u.leaf_end - u.leaf_begin;
-    if (u.leaf_end > u.leaf_begin) {
-      const int32_t chunks = (u.leaf_end - 1) / kSuperChunk - u.leaf_begin / kSuperChunk + 1;
-      r.max_super_chunks = std::max(r.max_super_chunks, chunks);
-    }
+    r.num_leaves += num_leaves(u);
+    int32_t chunks = 0;
+    for (int32_t at = first_leaf(u); at < u.leaf_end; at = chunk_end(u, at)) ++chunks;
+    r.max_super_chunks = std::max(r.max_super_chunks, chunks);
   }
   r.max_worker_cost = schedule_.max_worker_cost;
   r.total_cost = schedule_.total_cost;
@@ -245,8 +247,20 @@ Status Plan::item(int32_t index, attnfold_plan_item* out) const {
   const Item& item = items_[index];
   const Unit& u = units_[item.unit];
   const size_t size = out->struct_size;
-  const attnfold_plan_item i = {size,     item.worker,     item.unit,      u.request,       u.qo_begin,
-                                u.num_qo, u.kv_head_begin, u.num_kv_heads, item.leaf_begin, item.leaf_end};
+  const int32_t begin = std::max(item.leaf_begin, u.leaf_begin), sink_end = std::min(item.leaf_end, u.leaf_begin);
+  const bool sinks = item.leaf_begin < sink_end;
+  const attnfold_plan_item i = {size,
+                                item.worker,
+                                item.unit,
+                                u.request,
+                                u.qo_begin,
+                                u.num_qo,
+                                u.kv_head_begin,
+                                u.num_kv_heads,
+                                begin,
+                                std::max(item.leaf_end, begin),
+                                sinks ? item.leaf_begin - first_leaf(u) : 0,
+                                sinks ? sink_end - first_leaf(u) : 0};
   std::memcpy(static_cast<void*>(out), &i, std::min(size, sizeof(i)));
   return {};
 }

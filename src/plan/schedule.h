@@ -31,12 +31,39 @@ struct Unit {
   int32_t request;
   int32_t qo_begin, num_qo;              // tokens, within the request
   int32_t kv_head_begin, num_kv_heads;
-  int32_t key_begin, key_end;            // keys that some row sees
-  int32_t leaf_begin, leaf_end;          // leaves that hold them; none if begin == end
+  int32_t sink_keys;                     // keys [0, sink_keys) and [key_begin, key_end): those that some row sees
+  int32_t key_begin, key_end;
+  int32_t sink_leaves;                   // leaves that hold the first kind, if apart from the others; else 0
+  int32_t leaf_begin, leaf_end;          // leaves that hold the second; none if begin == end
   int64_t leaf_cost;
 };
 
-/** A worker's share of a unit: leaves [leaf_begin, leaf_end). */
+// Leaves of a unit are numbered so that they follow one another: [first_leaf, leaf_end), the sink's leaves just before
+// leaf_begin.  leaf_at() gives the absolute leaf of a number.
+ATTNFOLD_HD inline int32_t first_leaf(const Unit& u) { return u.leaf_begin - u.sink_leaves; }
+ATTNFOLD_HD inline int32_t num_leaves(const Unit& u) { return u.leaf_end - first_leaf(u); }
+ATTNFOLD_HD inline int32_t leaf_at(const Unit& u, int32_t number) {
+  return number < u.leaf_begin ? number - first_leaf(u) : number;
+}
+
+/** The first number of the super-chunk that holds `number`. */
+ATTNFOLD_HD inline int32_t chunk_begin(const Unit& u, int32_t number) {
+  const int32_t chunk_leaf = leaf_at(u, number) / kSuperChunk * kSuperChunk;
+  if (chunk_leaf < u.sink_leaves) return first_leaf(u) + chunk_leaf;
+  return chunk_leaf > u.leaf_begin ? chunk_leaf : u.leaf_begin;
+}
+
+/** One past the last number of it. */
+ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
+  const int32_t edge = leaf_at(u, number) / kSuperChunk * kSuperChunk + kSuperChunk;   // absolute
+  int32_t end = edge;
+  if (edge <= u.leaf_begin && u.sink_leaves > 0) {   // among the sink's leaves
+    end = edge < u.sink_leaves ? first_leaf(u) + edge : u.leaf_begin;
+  }
+  return end < u.leaf_end ? end : u.leaf_end;
+}
+
+/** A worker's share of a unit: leaves numbered [leaf_begin, leaf_end). */
 struct Item {
   int32_t unit, worker;
   int32_t leaf_begin, leaf_end;
@@ -84,16 +111,16 @@ struct Span {
 
 /** The span of an item that starts at leaf `at`. */
 ATTNFOLD_HD inline Span span_at(const Unit& unit, const Item& item, int32_t at) {
-  const int32_t chunk_begin = at / kSuperChunk * kSuperChunk;
-  const int32_t chunk_end = chunk_begin + kSuperChunk;
   const int32_t end = item.leaf_end;
-  if (at == unit.leaf_begin) {
+  if (at == first_leaf(unit)) {
     if (end == unit.leaf_end) return {SpanKind::row, at, end};
-    const int32_t whole = end / kSuperChunk * kSuperChunk;  // end of the last whole super-chunk
+    const int32_t whole = chunk_begin(unit, end);  // end of the last whole super-chunk
     if (whole > at) return {SpanKind::row, at, whole};
   }
-  const bool has_first = at == chunk_begin || at == unit.leaf_begin;
-  if (has_first) return {SpanKind::chunk, at, end < chunk_end ? end : chunk_end};
+  if (at == chunk_begin(unit, at)) {
+    const int32_t edge = chunk_end(unit, at);
+    return {SpanKind::chunk, at, end < edge ? end : edge};
+  }
   return {SpanKind::leaf, at, at + 1};
 }
 

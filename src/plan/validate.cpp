@@ -1,6 +1,7 @@
 #include "plan/validate.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -96,10 +97,20 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   if (!(p->sm_scale >= 0.0f) || std::isinf(p->sm_scale)) {
     return invalid("sm_scale", "a finite number >= 0, or ATTNFOLD_SM_SCALE_DEFAULT", p->sm_scale);
   }
+  if (!(p->logits_softcap >= 0.0f) || std::isinf(p->logits_softcap)) {
+    return invalid("logits_softcap", "a finite number >= 0 (0 = off)", p->logits_softcap);
+  }
+  ATTNFOLD_RETURN_IF_ERROR(check_range("attention_chunk", p->attention_chunk, 0, INT32_MAX));
+  ATTNFOLD_RETURN_IF_ERROR(check_range("sink_tokens", p->sink_tokens, 0, INT32_MAX));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_batch", p->max_batch, 0, 1 << 24));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_qo_rows", p->max_qo_rows, 0, 1 << 30));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_kv_len", p->max_kv_len, 0, 1 << 30));
   const double log2e = 1.44269504088896340736;
+  const double scale = p->sm_scale * log2e;
+  float scale_high = static_cast<float>(scale);
+  if (scale_high > scale) scale_high = std::nextafterf(scale_high, 0.0f);
+  // Never 0: -inf times it must stay -inf.
+  const float scale_low = std::max(static_cast<float>(scale - scale_high), FLT_MIN);
   *out = {p->qo_heads,
           p->kv_heads,
           p->qo_heads / p->kv_heads,
@@ -110,8 +121,12 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
           static_cast<DType>(p->o_dtype),
           p->kv_storage == ATTNFOLD_KV_RAGGED,
           p->page_size,
-          {p->mask == ATTNFOLD_MASK_CAUSAL, p->window_left, p->window_right},
-          static_cast<float>(p->sm_scale * log2e)};
+          {p->mask == ATTNFOLD_MASK_CAUSAL, p->window_left, p->window_right, p->attention_chunk, p->sink_tokens},
+          scale_high,
+          scale_low,
+          p->logits_softcap,
+          p->logits_softcap > 0.0f ? p->sm_scale / p->logits_softcap : 0.0f,
+          static_cast<float>(p->logits_softcap * log2e)};
   return {};
 }
 
@@ -139,6 +154,24 @@ Status check_offsets(const char* name, const int32_t* indptr, int32_t batch, int
   return {};
 }
 
+/** The ids of the pages that hold keys [begin, end) of request r. */
+Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int32_t r, const int32_t* ids, int32_t begin,
+                      int32_t end) {
+  if (begin >= end) return {};
+  const int64_t first = begin / p.page_size, last = (end - 1) / p.page_size;
+  const uint64_t num_pages = static_cast<uint64_t>(p.num_pages);
+  uint32_t largest = 0;  // negative ids are large
+  for (int64_t i = first; i <= last; ++i) largest = std::max(largest, static_cast<uint32_t>(ids[i]));
+  if (largest < num_pages && largest <= INT32_MAX) return {};
+  for (int64_t i = first; i <= last; ++i) {
+    if (ids[i] >= 0 && static_cast<uint64_t>(ids[i]) < num_pages) continue;
+    const std::string name = l.block_table ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
+                                           : indexed("kv_indices", l.kv_indptr[r] + i);
+    return invalid(name, p.num_pages > 0 ? "a page id, " + range_text(0, p.num_pages - 1) : "no page (num_pages is 0)", ids[i]);
+  }
+  return {};
+}
+
 /** The page ids that some row of request r may read. */
 Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_lengths& l, int32_t r) {
   const int32_t qo_len = l.qo_indptr[r + 1] - l.qo_indptr[r];
@@ -159,20 +192,9 @@ Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_l
     ids = l.kv_indices + l.kv_indptr[r];
   }
   if (qo_len == 0) return {};
-  const KeyRange keys = visible_keys(mask, qo_len, l.kv_len[r], 0, qo_len);
-  if (keys.begin >= keys.end) return {};
-  const int64_t first = keys.begin / p.page_size, last = (keys.end - 1) / p.page_size;
-  const uint64_t num_pages = static_cast<uint64_t>(p.num_pages);
-  uint32_t largest = 0;  // negative ids are large
-  for (int64_t i = first; i <= last; ++i) largest = std::max(largest, static_cast<uint32_t>(ids[i]));
-  if (largest < num_pages && largest <= INT32_MAX) return {};
-  for (int64_t i = first; i <= last; ++i) {
-    if (ids[i] >= 0 && static_cast<uint64_t>(ids[i]) < num_pages) continue;
-    const std::string name = l.block_table ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
-                                           : indexed("kv_indices", l.kv_indptr[r] + i);
-    return invalid(name, p.num_pages > 0 ? "a page id, " + range_text(0, p.num_pages - 1) : "no page (num_pages is 0)", ids[i]);
-  }
-  return {};
+  const VisibleKeys keys = visible_keys(mask, qo_len, l.kv_len[r], 0, qo_len);
+  ATTNFOLD_RETURN_IF_ERROR(check_page_ids(p, l, r, ids, 0, keys.sink));
+  return check_page_ids(p, l, r, ids, keys.begin, keys.end);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Checks of the tensors of one run: present, aligned, strided without overlap, apart from each other.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "plan/validate.h"
 
@@ -125,6 +126,11 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const
   ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads}, {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
                                      dtype_bytes(static_cast<DType>(p.o_dtype)), &o));
   for (const Extent* input : {&q, &k, &v}) ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
+  for (const auto& [name, per_head] : {std::pair{"alibi_slopes", t.alibi_slopes}, std::pair{"sink_logits", t.sink_logits}}) {
+    if (per_head) ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, per_head, sizeof(float)));
+  }
+  out->alibi_slopes = t.alibi_slopes;
+  out->sink_logits = t.sink_logits;
   if (!t.lse) return {};
   ATTNFOLD_RETURN_IF_ERROR(check_pointer("lse", t.lse, sizeof(float)));
   out->lse = t.lse;

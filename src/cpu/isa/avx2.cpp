@@ -15,7 +15,7 @@ namespace attnfold::cpu::avx2 {
 namespace {
 #include "cpu/simd/avx2.h"
 // clang-format off
-#include "core/exp2.inl"
+#include "core/lane_math.inl"
 #include "cpu/scores.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"

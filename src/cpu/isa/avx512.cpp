@@ -20,7 +20,7 @@ namespace attnfold::cpu::avx512 {
 namespace {
 #include "cpu/simd/avx512.h"
 // clang-format off
-#include "core/exp2.inl"
+#include "core/lane_math.inl"
 #include "cpu/scores.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"

@@ -8,7 +8,7 @@ namespace attnfold::cpu::scalar {
 namespace {
 #include "cpu/simd/scalar.h"
 // clang-format off
-#include "core/exp2.inl"
+#include "core/lane_math.inl"
 #include "cpu/scores.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"

@@ -27,6 +27,26 @@ ATTNFOLD_LANE_FN Lanes divide(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.
 ATTNFOLD_LANE_FN Lanes max_keep_nan(Lanes a, Lanes b) {
   return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
 }
+ATTNFOLD_LANE_FN Lanes min_keep_nan(Lanes a, Lanes b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+ATTNFOLD_LANE_FN Lanes abs(Lanes a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+ATTNFOLD_LANE_FN Lanes copy_sign(Lanes a, Lanes from) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_or_ps(_mm256_andnot_ps(sign, a.lo), _mm256_and_ps(sign, from.lo)),
+          _mm256_or_ps(_mm256_andnot_ps(sign, a.hi), _mm256_and_ps(sign, from.hi))};
+}
+ATTNFOLD_LANE_FN Lanes select_below(Lanes x, float limit, Lanes below, Lanes other) {
+  const __m256 bound = _mm256_set1_ps(limit);
+  return {_mm256_blendv_ps(other.lo, below.lo, _mm256_cmp_ps(x.lo, bound, _CMP_LT_OQ)),
+          _mm256_blendv_ps(other.hi, below.hi, _mm256_cmp_ps(x.hi, bound, _CMP_LT_OQ))};
+}
+ATTNFOLD_LANE_FN Lanes lane_numbers() {
+  return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
+}
 ATTNFOLD_LANE_FN Lanes round_to_even(Lanes a) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};

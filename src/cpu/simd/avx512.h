@@ -20,6 +20,18 @@ ATTNFOLD_LANE_FN Lanes sub(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)};
 ATTNFOLD_LANE_FN Lanes mul(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
 ATTNFOLD_LANE_FN Lanes divide(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
 ATTNFOLD_LANE_FN Lanes max_keep_nan(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+ATTNFOLD_LANE_FN Lanes min_keep_nan(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+ATTNFOLD_LANE_FN Lanes abs(Lanes a) { return {_mm512_abs_ps(a.v)}; }
+ATTNFOLD_LANE_FN Lanes copy_sign(Lanes a, Lanes from) {
+  const __m512 sign = _mm512_set1_ps(-0.0f);
+  return {_mm512_or_ps(_mm512_andnot_ps(sign, a.v), _mm512_and_ps(sign, from.v))};
+}
+ATTNFOLD_LANE_FN Lanes select_below(Lanes x, float limit, Lanes below, Lanes other) {
+  return {_mm512_mask_mov_ps(other.v, _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_LT_OQ), below.v)};
+}
+ATTNFOLD_LANE_FN Lanes lane_numbers() {
+  return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
 ATTNFOLD_LANE_FN Lanes round_to_even(Lanes a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

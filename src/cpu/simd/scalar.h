@@ -48,6 +48,30 @@ ATTNFOLD_LANE_FN Lanes max_keep_nan(Lanes a, Lanes b) {
   ATTNFOLD_EACH_LANE a.v[i] = lane::max_keep_nan(a.v[i], b.v[i]);
   return a;
 }
+/** The smaller; b where either is NaN. */
+ATTNFOLD_LANE_FN Lanes min_keep_nan(Lanes a, Lanes b) {
+  ATTNFOLD_EACH_LANE a.v[i] = lane::min_keep_nan(a.v[i], b.v[i]);
+  return a;
+}
+ATTNFOLD_LANE_FN Lanes abs(Lanes a) {
+  ATTNFOLD_EACH_LANE a.v[i] = lane::abs(a.v[i]);
+  return a;
+}
+ATTNFOLD_LANE_FN Lanes copy_sign(Lanes a, Lanes sign) {
+  ATTNFOLD_EACH_LANE a.v[i] = lane::copy_sign(a.v[i], sign.v[i]);
+  return a;
+}
+/** below where x < limit, else other; other where x is NaN */
+ATTNFOLD_LANE_FN Lanes select_below(Lanes x, float limit, Lanes below, Lanes other) {
+  ATTNFOLD_EACH_LANE other.v[i] = lane::select_below(x.v[i], limit, below.v[i], other.v[i]);
+  return other;
+}
+/** 0, 1, .. 15 */
+ATTNFOLD_LANE_FN Lanes lane_numbers() {
+  Lanes r;
+  ATTNFOLD_EACH_LANE r.v[i] = static_cast<float>(i);
+  return r;
+}
 ATTNFOLD_LANE_FN Lanes round_to_even(Lanes a) {
   ATTNFOLD_EACH_LANE a.v[i] = lane::round_to_even(a.v[i]);
   return a;
