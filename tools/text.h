@@ -48,13 +48,17 @@ struct Spread {
 };
 Spread spread_of(std::vector<double> values);
 
+inline double elapsed_us_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
 /** Microseconds that `f` took. */
 template <class F>
 double elapsed_us(F&& f) {
   const auto start = std::chrono::steady_clock::now();
   f();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
-      .count();
+  return elapsed_us_since(start);
 }
 
 /** Three significant digits or all digits before the point: "1.23", "45.6", "789", "12345". */

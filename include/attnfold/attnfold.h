@@ -119,7 +119,7 @@ typedef struct attnfold_problem {
   int32_t max_kv_len;             /* keys of one request */
   float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; finite, >= 0 */
   int32_t attention_chunk;        /* n: a query at p sees keys of its own chunk [p/n*n, p/n*n + n) only; 0 = off */
-  int32_t sink_tokens;            /* n: keys 0..n-1 stay visible whatever window_left and attention_chunk; 0 = off */
+  int32_t sink_tokens;            /* n: keys 0..n-1 stay visible left of window_left and of the own chunk; 0 = off */
 } attnfold_problem;
 
 #define ATTNFOLD_SM_SCALE_DEFAULT (-1.0f)

@@ -119,8 +119,14 @@ KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_l
   // The last token stands at the last key and sees it; the first token sees furthest back.
   if (qo_len <= 0 || kv_len <= 0) return {};
   const int64_t first_position = int64_t{kv_len} - qo_len;
-  const int64_t window_begin = first_position - problem.window_left;
-  return {problem.window_left < 0 ? 0 : std::max<int64_t>(0, window_begin), kv_len};
+  int64_t begin = 0;
+  if (problem.window_left >= 0) begin = std::max(begin, first_position - problem.window_left);
+  if (problem.attention_chunk > 0) {
+    const int64_t n = problem.attention_chunk;
+    begin = std::max(begin, std::max<int64_t>(first_position, 0) / n * n);
+  }
+  if (problem.sink_tokens >= begin) return {0, kv_len, 0};
+  return {begin, kv_len, problem.sink_tokens};
 }
 
 int64_t Call::kv_element_offset(int32_t r, int32_t token, const Strides& s, int64_t offset) const {
@@ -170,6 +176,8 @@ attnfold_tensors Call::tensors() const {
   tensors.v_stride_page = v_strides.page;
   tensors.v_stride_token = v_strides.token;
   tensors.v_stride_head = v_strides.head;
+  if (!alibi_slopes.empty()) tensors.alibi_slopes = alibi_slopes.data();
+  if (!sink_logits.empty()) tensors.sink_logits = sink_logits.data();
   return tensors;
 }
 

@@ -56,6 +56,9 @@ struct Call {
   Strides q_strides, k_strides, v_strides;
   int64_t q_offset = 0, k_offset = 0, v_offset = 0;  // elements from the buffer's start to element (0, 0, 0)
 
+  std::vector<float> alibi_slopes;   // [qo_heads], or empty
+  std::vector<float> sink_logits;    // [qo_heads], or empty
+
   // What a recording engine answered, if known: packed [qo_rows, qo_heads, head_dim_vo], [qo_rows, qo_heads].
   std::shared_ptr<Buffer> recorded_o;
   DType recorded_o_dtype = DType::f32;
@@ -73,9 +76,15 @@ struct Call {
   attnfold_tensors tensors() const;   // o and lse left NULL
 };
 
-/** Keys [begin, end) of a request: those that at least one of its rows sees.  Empty if it has no new token. */
+/** Keys [0, sink_end) and [begin, end) of a request: those that at least one of its rows sees.  Empty if it has no new token. */
 struct KeyRange {
   int64_t begin = 0, end = 0;
+  int64_t sink_end = 0;  // < begin, or 0
+
+  /** Whether any key of [from, to) is among them. */
+  bool meets(int64_t from, int64_t to) const {
+    return (from < end && to > begin && begin < end) || from < sink_end;
+  }
 };
 KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len);
 

@@ -26,7 +26,8 @@ const std::set<std::string> kTensors = {
 const std::set<std::string> kMetadata = {
     "format",      "mask",         "sm_scale",   "page_size", "kv_layout",
     "window_left", "window_right", "k_scale",    "v_scale",   "logits_softcap",
-    "sink_tokens", "lse_base",     "lse_layout", "origin",    "recorded_by"};
+    "sink_tokens", "lse_base",     "lse_layout", "origin",    "recorded_by",
+    "attention_chunk"};
 
 bool is_note(const std::string& name) { return name.rfind("x_", 0) == 0; }
 
@@ -52,6 +53,7 @@ class CallReader : private Fields {
     } else {
       read_ragged();
     }
+    read_per_head_terms();
     read_unserved();
     read_recorded();
     set_maxima();
@@ -111,6 +113,9 @@ class CallReader : private Fields {
     problem.sm_scale = number("sm_scale", text("sm_scale"), 0.0f);
     problem.window_left = integer("window_left", text("window_left", "-1"), -1);
     problem.window_right = integer("window_right", text("window_right", "-1"), -1);
+    problem.attention_chunk = integer("attention_chunk", text("attention_chunk", "0"), 0);
+    problem.sink_tokens = integer("sink_tokens", text("sink_tokens", "0"), 0);
+    problem.logits_softcap = number("logits_softcap", text("logits_softcap", "0"), 0.0f);
   }
 
   void read_head_dim(const char* name, int64_t head_dim, int32_t* field) {
@@ -274,7 +279,8 @@ class CallReader : private Fields {
     }
     const int32_t qo_len = call_.qo_indptr[r + 1] - call_.qo_indptr[r];
     const KeyRange seen = seen_keys(call_.problem, qo_len, call_.kv_len[r]);
-    for (int64_t page = seen.begin / page_size; page * page_size < seen.end; ++page) {
+    for (int64_t page = 0; page * page_size < seen.end; ++page) {
+      if (!seen.meets(page * page_size, (page + 1) * page_size)) continue;
       const int32_t id = table[first + page];
       if (id >= 0 && id < call_.problem.num_pages) continue;
       fail(indexed(name, first + page) + " (request " + std::to_string(r) + ", page " +
@@ -365,18 +371,26 @@ class CallReader : private Fields {
     if (has("lse")) read_recorded_lse(base_e, rows_heads);
   }
 
+  /** One float for each query head, or nothing. */
+  std::vector<float> read_per_head(const char* name) {
+    if (!has(name)) return {};
+    const Array& per_head = array(name, 1, "[qo_heads]");
+    require_shape(name, per_head, {call_.problem.qo_heads}, "[qo_heads]");
+    require_dtype(name, per_head, "F32");
+    const auto bytes = copy_of(per_head);
+    std::vector<float> values(call_.problem.qo_heads);
+    std::memcpy(values.data(), bytes->data(), values.size() * sizeof(float));
+    return values;
+  }
+
+  void read_per_head_terms() {
+    call_.alibi_slopes = read_per_head("alibi_slopes");
+    call_.sink_logits = read_per_head("sink_logits");
+  }
+
   /** Features that the format has and this version does not serve; off, they are fine. */
   void read_unserved() {
-    for (const char* name : {"alibi_slopes", "sink_logits"}) {
-      if (!has(name)) continue;
-      const Array& per_head = array(name, 1, "[qo_heads]");
-      require_shape(name, per_head, {call_.problem.qo_heads}, "[qo_heads]");
-      require_dtype(name, per_head, "F32");
-      not_served(std::string("tensor ") + name + ": " + name + " is not served");
-    }
     const float any = -std::numeric_limits<float>::infinity();
-    require_off("logits_softcap", number("logits_softcap", text("logits_softcap", "0"), 0), 0.0f);
-    require_off("sink_tokens", integer("sink_tokens", text("sink_tokens", "0"), 0), 0);
     require_off("k_scale", number("k_scale", text("k_scale", "1"), any), 1.0f);
     require_off("v_scale", number("v_scale", text("v_scale", "1"), any), 1.0f);
   }

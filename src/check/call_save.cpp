@@ -22,6 +22,7 @@ class CallWriter {
     put_q();
     put_kv();
     put_tables();
+    put_per_head();
     const attnfold_problem& problem = call_.problem;
     const int64_t rows = call_.num_rows(), heads = problem.qo_heads;
     if (o != nullptr)
@@ -65,6 +66,11 @@ class CallWriter {
     metadata["sm_scale"] = number(sm_scale());
     if (problem.window_left >= 0) metadata["window_left"] = std::to_string(problem.window_left);
     if (problem.window_right >= 0) metadata["window_right"] = std::to_string(problem.window_right);
+    if (problem.attention_chunk > 0) {
+      metadata["attention_chunk"] = std::to_string(problem.attention_chunk);
+    }
+    if (problem.sink_tokens > 0) metadata["sink_tokens"] = std::to_string(problem.sink_tokens);
+    if (problem.logits_softcap > 0) metadata["logits_softcap"] = number(problem.logits_softcap);
     const bool head_major = paged() && problem.kv_layout == ATTNFOLD_HND;
     metadata["kv_layout"] = head_major ? "HND" : "NHD";
     if (paged()) metadata["page_size"] = std::to_string(problem.page_size);
@@ -145,6 +151,12 @@ class CallWriter {
       put("kv_indices", "I32", {static_cast<int64_t>(call_.kv_indices.size())},
           call_.kv_indices.data());
     }
+  }
+
+  void put_per_head() {
+    const int64_t heads = call_.problem.qo_heads;
+    if (!call_.alibi_slopes.empty()) put("alibi_slopes", "F32", {heads}, call_.alibi_slopes.data());
+    if (!call_.sink_logits.empty()) put("sink_logits", "F32", {heads}, call_.sink_logits.data());
   }
 
   const Call& call_;

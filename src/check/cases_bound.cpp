@@ -90,9 +90,9 @@ std::string extra_page_in_table(uint64_t seed, const char* isa) {
 
 std::string cpu_chunked_prefill_partial_mask_block(uint64_t seed, const char* isa) {
   const Context x{seed, isa};
-  const int32_t kv_heads = is_fast(x) ? 2 : 1;
-  Call call = zero_call(
-      make_spec({4 * kv_heads, kv_heads, 64, 64}, DType::f32, kRagged, kCausal, {1500}, {1500}));
+  const int32_t kv_heads = is_fast(x) ? 2 : 1, group = is_fast(x) ? 4 : 1;
+  Call call = zero_call(make_spec({group * kv_heads, kv_heads, 64, 64}, DType::f32, kRagged,
+                                  kCausal, {1500}, {1500}));
   fill_noise(call, seed);
   Answer whole;
   ATTNFOLD_HOLD(run(call, execution(x), whole));

@@ -44,9 +44,9 @@ std::string window_mask_constant_1e4(uint64_t seed, const char* isa) {
  * number of keys. */
 std::string equal_weights(const Context& x, int32_t q_len, int32_t kv_len, int32_t page_size,
                           attnfold_mask_kind mask, float value) {
-  const int32_t kv_heads = is_fast(x) ? 2 : 1;
-  Call call = zero_call(make_spec({4 * kv_heads, kv_heads, 128, 128}, DType::f16, page_size, mask,
-                                  {q_len}, {kv_len}));
+  const int32_t kv_heads = is_fast(x) ? 2 : 1, group = is_fast(x) ? 4 : 1;
+  Call call = zero_call(make_spec({group * kv_heads, kv_heads, 128, 128}, DType::f16, page_size,
+                                  mask, {q_len}, {kv_len}));
   fill_buffer(*call.v, DType::f16, value);
   Answer answer;
   ATTNFOLD_HOLD(run(call, execution(x), answer));

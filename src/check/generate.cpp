@@ -118,7 +118,7 @@ void make_tables(Call* call, const TableOptions& options) {
   const auto pages_of = [&](int32_t r) { return (call->kv_len[r] + page_size - 1) / page_size; };
   const auto has_page = [&](int32_t r, int64_t i) {
     const KeyRange seen = seen_of(*call, r);
-    return !options.poison || (i * page_size < seen.end && (i + 1) * page_size > seen.begin);
+    return !options.poison || seen.meets(i * page_size, (i + 1) * page_size);
   };
   int64_t widest = 0, used = 0;
   for (int32_t r = 0; r < call->batch; ++r) {
@@ -194,8 +194,9 @@ void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_se
   const int64_t offset = tensor == kK ? call->k_offset : call->v_offset;
   const int32_t dim = tensor == kK ? p.head_dim_qk : p.head_dim_vo;
   for (int32_t r = 0; r < call->batch; ++r) {
-    const KeyRange range_of_keys = only_seen ? seen_of(*call, r) : KeyRange{0, call->kv_len[r]};
-    for (int64_t j = range_of_keys.begin; j < range_of_keys.end; ++j) {
+    const KeyRange keys = only_seen ? seen_of(*call, r) : KeyRange{0, call->kv_len[r], 0};
+    for (int64_t j = 0; j < keys.end; ++j) {
+      if (!keys.meets(j, j + 1)) continue;
       const int64_t at = call->kv_element_offset(r, static_cast<int32_t>(j), strides, offset);
       for (int32_t head = 0; head < p.kv_heads; ++head) {
         draw_row(to.data(), p.kv_dtype, at + head * strides.head, dim,
@@ -212,7 +213,8 @@ void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
   const attnfold_problem& p = from.problem;
   const int64_t bytes = dtype_bytes(static_cast<DType>(p.kv_dtype));
   const KeyRange seen = seen_of(*to, r_to);
-  for (int64_t key = seen.begin; key < seen.end; ++key) {
+  for (int64_t key = 0; key < seen.end; ++key) {
+    if (!seen.meets(key, key + 1)) continue;
     const int32_t j = static_cast<int32_t>(key);
     const int64_t k_from = from.kv_element_offset(r_from, j, from.k_strides, from.k_offset);
     const int64_t v_from = from.kv_element_offset(r_from, j, from.v_strides, from.v_offset);
@@ -284,6 +286,8 @@ Call generate(const Spec& spec, uint64_t seed) {
   allocate_q(&call, spec.odd_strides, gap_byte);
   allocate_kv_pair(&call, spec.odd_strides, gap_byte);
   draw_q(&call, seed, spec.q_range);
+  call.alibi_slopes = spec.alibi_slopes;
+  call.sink_logits = spec.sink_logits;
   draw_kv(&call, kK, seed, spec.k_range, spec.poison);
   draw_kv(&call, kV, seed, spec.v_range, spec.poison);
   call.origin = "generated, seed " + std::to_string(seed);

@@ -16,6 +16,7 @@ struct Spec {
   bool permute_pages = true;      // else page i of the pool follows page i-1
   bool poison = true;             // NaN in every KV slot that no row may see, 0x7ffffff0 in unused table entries
   bool odd_strides = false;       // rows, heads, tokens and pages padded by odd multiples of elements; gaps poisoned
+  std::vector<float> alibi_slopes, sink_logits;  // [qo_heads], or empty
   float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of normal draws
 };
 

@@ -1,5 +1,6 @@
 // Draws the shape of a call: every axis that the engine serves, edges more often than chance would.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "check/generate.h"
@@ -33,6 +34,9 @@ constexpr int32_t kWideHeadDims[] = {288, 512, 568, 576};
 constexpr int32_t kGroups[] = {1, 1, 2, 3, 4, 4, 5, 7, 8, 9, 16, 17};
 constexpr int32_t kPageSizes[] = {1, 2, 3, 5, 16, 16, 17, 32, 64, 96, 128, 129, 256};
 constexpr int32_t kWindows[] = {0, 1, 7, 15, 16, 63, 127, 128, 129, 300, 2048};
+constexpr int32_t kSinkTokens[] = {1, 4, 16, 127, 128, 129, 300};
+constexpr int32_t kChunks[] = {1, 16, 100, 128, 1000};
+constexpr float kSoftcaps[] = {5.0f, 30.0f, 50.0f};
 constexpr attnfold_dtype kDtypes[] = {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16};
 
 void draw_problem(Dice& dice, attnfold_problem* p) {
@@ -49,6 +53,9 @@ void draw_problem(Dice& dice, attnfold_problem* p) {
   p->mask = dice.one_in(3) ? ATTNFOLD_MASK_NONE : ATTNFOLD_MASK_CAUSAL;
   p->window_left = dice.one_in(3) ? dice.of(kWindows) : -1;
   p->window_right = dice.one_in(5) ? dice.of(kWindows) : -1;
+  if (dice.one_in(6)) p->sink_tokens = dice.of(kSinkTokens);
+  if (dice.one_in(8)) p->attention_chunk = dice.of(kChunks);
+  if (dice.one_in(6)) p->logits_softcap = dice.of(kSoftcaps);
   if (dice.one_in(4)) {
     static constexpr float kScales[] = {0.0f, 0.01f, 0.125f, 1.0f, 1.7f};
     p->sm_scale = dice.of(kScales);
@@ -118,6 +125,14 @@ Spec random_spec(std::mt19937_64& rng) {
     p.max_batch = batch + dice.between(0, 5);
     p.max_qo_rows = dice.between(1, 3000);
     p.max_kv_len = dice.between(1, 20000);
+  }
+  if (dice.one_in(6)) {
+    for (int32_t h = 0; h < p.qo_heads; ++h) spec.alibi_slopes.push_back(std::exp2(-1.0f - h % 8));
+  }
+  if (dice.one_in(6)) {
+    for (int32_t h = 0; h < p.qo_heads; ++h) {
+      spec.sink_logits.push_back(static_cast<float>(dice.between(-5, 10)));
+    }
   }
   spec.csr = dice.one_in(3);
   spec.permute_pages = !dice.one_in(5);

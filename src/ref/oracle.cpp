@@ -1,13 +1,16 @@
 // The float64 oracle: attention as a textbook states it, for every problem that the engine takes.
 //
 //   score(j) = sm_scale * sum_d q[d] * k[j][d]              over the keys j that the row sees
+//              then c * tanh(score / c) with a soft-cap c
+//              then + slope * (j - position) with ALiBi
 //   lse      = log(sum_j exp(score(j)))
 //   o[d]     = sum_j exp(score(j) - lse) * v[j][d]
+//   A learned sink logit counts in lse as one more score, and in o as a v of 0.
 //
 // The only code shared with the engine is the exact decoding of stored values in core/dtype.h.
 //
 // What happens at the edges:
-//   a row that sees no key                     o = 0, lse = -inf
+//   a row that sees no key                     o = 0, lse = -inf, or the sink logit
 //   a row whose visible scores are all -inf    every weight is 0: lse = -inf, o = 0, or NaN where
 //                                              a visible v is not finite
 //   a visible score that is NaN or +inf        o and lse are NaN
@@ -15,14 +18,16 @@
 //                                              for float32 counts as 0, so that this does not hang
 //                                              on float64's longer reach
 //
-// Beside the truth stands its yardstick: the same formula in plain float32, each sum in order of
-// its index, without fma.
+// Beside the truth stands its yardstick: the same formula in plain float32 without fma, each sum in
+// order of its index, and once more in the opposite order.  The largest error of the two, over all
+// rows of a request, counts for each of its rows: a single sum is now and then right by luck.
 #include "ref/oracle.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace attnfold::ref {
 namespace {
@@ -41,6 +46,15 @@ bool left_window_allows(int64_t position, int64_t key, int64_t r) { return posit
 /** A right window of r: of what comes after, only the r nearest. */
 bool right_window_allows(int64_t position, int64_t key, int64_t r) { return key - position <= r; }
 
+/** Chunks of n positions: what lies before the token's own chunk is left of it, what lies after is
+ * right of it. */
+bool left_of_chunk(int64_t position, int64_t key, int64_t n) {
+  return key / n < std::max<int64_t>(position, 0) / n;
+}
+bool right_of_chunk(int64_t position, int64_t key, int64_t n) {
+  return key / n > std::max<int64_t>(position, 0) / n;
+}
+
 }  // namespace
 
 bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, int32_t i,
@@ -48,8 +62,12 @@ bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, in
   const int64_t position = int64_t{kv_len} - qo_len + i;
   if (j < 0 || j >= kv_len) return false;
   if (problem.mask == ATTNFOLD_MASK_CAUSAL && !causal_allows(position, j)) return false;
-  if (problem.window_left >= 0 && !left_window_allows(position, j, problem.window_left))
+  const int64_t chunk = problem.attention_chunk;
+  const bool is_sink = j < problem.sink_tokens;  // seen however far to the left
+  if (problem.window_left >= 0 && !is_sink && !left_window_allows(position, j, problem.window_left))
     return false;
+  if (chunk > 0 && !is_sink && left_of_chunk(position, j, chunk)) return false;
+  if (chunk > 0 && right_of_chunk(position, j, chunk)) return false;
   if (problem.window_right >= 0 && !right_window_allows(position, j, problem.window_right))
     return false;
   return true;
@@ -119,32 +137,57 @@ struct RowAnswer {
   T lse;
 };
 
+/** What is done to a row's scores. */
+struct Scoring {
+  float sm_scale;
+  float softcap;               // 0 = off
+  float slope;                 // ALiBi; 0 = off
+  int64_t position;            // of the query
+  std::optional<float> sink;   // learned logit
+};
+
 /**
  * q                  [head_dim_qk]
  * k                  [head_dim_qk, n]
  * v                  [n, head_dim_vo]
- * seen               rising indices into n: the keys that the row sees
+ * positions          [n] of the keys
+ * seen               indices into n, rising or falling: the keys that the row sees
  *
- * Every sum runs in order of its index: a score over d, the denominator and each o[d] over keys.
+ * Every sum runs over dims and over keys in one direction: that of `seen`.
  */
 template <typename T>
 RowAnswer<T> attend(const std::vector<T>& q, const std::vector<T>& k, const std::vector<T>& v,
-                    size_t n, const std::vector<size_t>& seen, T sm_scale, size_t head_dim_vo) {
+                    const std::vector<int32_t>& positions, const std::vector<size_t>& seen,
+                    const Scoring& scoring, size_t head_dim_vo) {
   constexpr T inf = std::numeric_limits<T>::infinity();
+  const size_t n = positions.size();
   RowAnswer<T> row{std::vector<T>(head_dim_vo, T{0}), -inf};
-  if (seen.empty()) return row;
+  if (seen.empty()) {
+    if (scoring.sink) row.lse = *scoring.sink;
+    return row;
+  }
 
   // Scores of the keys from the first to the last that the row sees; those between that it does not
   // see are not used.
-  const size_t begin = seen.front(), end = seen.back() + 1;
+  const bool falling = seen.front() > seen.back();
+  const size_t begin = falling ? seen.back() : seen.front();
+  const size_t end = (falling ? seen.front() : seen.back()) + 1;
   std::vector<T> score(end - begin, T{0});
-  for (size_t d = 0; d < q.size(); ++d) {
+  for (size_t step = 0; step < q.size(); ++step) {
+    const size_t d = falling ? q.size() - 1 - step : step;
     const T* k_d = k.data() + d * n + begin;
     for (size_t x = 0; x < score.size(); ++x) score[x] += q[d] * k_d[x];
   }
-  for (T& s : score) s *= sm_scale;
+  for (size_t x = 0; x < score.size(); ++x) {
+    T& s = score[x];
+    s *= T{scoring.sm_scale};
+    if (scoring.softcap != 0) s = T{scoring.softcap} * std::tanh(s / T{scoring.softcap});
+    if (scoring.slope != 0) {
+      s += T{scoring.slope} * static_cast<T>(positions[begin + x] - scoring.position);
+    }
+  }
 
-  T largest = -inf;
+  T largest = scoring.sink ? T{*scoring.sink} : -inf;
   bool any_nan = false;
   for (size_t x : seen) {
     any_nan |= std::isnan(score[x - begin]);
@@ -156,7 +199,7 @@ RowAnswer<T> attend(const std::vector<T>& q, const std::vector<T>& k, const std:
     return row;
   }
 
-  T denominator{0};
+  T denominator = scoring.sink && largest != -inf ? std::exp(T{*scoring.sink} - largest) : T{0};
   for (size_t x : seen) {
     T weight = largest == -inf ? T{0} : std::exp(score[x - begin] - largest);
     if (weight < T{std::numeric_limits<float>::denorm_min()}) weight = T{0};
@@ -205,19 +248,35 @@ void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, con
     q32[d] = load_f32(call.q->data(), static_cast<DType>(problem.q_dtype), q_at + d);
   }
   const std::vector<double> q64(q32.begin(), q32.end());
-  const float sm_scale = scale_of(problem);
+  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+  Scoring scoring{scale_of(problem), problem.logits_softcap, 0, int64_t{call.kv_len[r]} - qo_len + i,
+                  std::nullopt};
+  if (!call.alibi_slopes.empty()) scoring.slope = call.alibi_slopes[head];
+  if (!call.sink_logits.empty()) scoring.sink = call.sink_logits[head];
 
-  const auto exact = attend<double>(q64, keys.k64, keys.v64, keys.n(), seen, sm_scale, head_dim_vo);
-  const auto naive = attend<float>(q32, keys.k32, keys.v32, keys.n(), seen, sm_scale, head_dim_vo);
+  const auto exact =
+      attend<double>(q64, keys.k64, keys.v64, keys.positions, seen, scoring, head_dim_vo);
 
   const size_t at = row * problem.qo_heads + head;
   std::copy(exact.o.begin(), exact.o.end(), truth->o.begin() + at * head_dim_vo);
   truth->lse[at] = exact.lse;
-  for (size_t d = 0; d < head_dim_vo; ++d) {
-    truth->naive_o_err[at] = std::max(truth->naive_o_err[at], distance(exact.o[d], naive.o[d]));
+  const std::vector<size_t> falling(seen.rbegin(), seen.rend());
+  for (const std::vector<size_t>* order : {&seen, &falling}) {
+    const auto naive =
+        attend<float>(q32, keys.k32, keys.v32, keys.positions, *order, scoring, head_dim_vo);
+    for (size_t d = 0; d < head_dim_vo; ++d) {
+      truth->naive_o_err[at] = std::max(truth->naive_o_err[at], distance(exact.o[d], naive.o[d]));
+    }
+    truth->naive_lse_err[at] = std::max(truth->naive_lse_err[at], distance(exact.lse, naive.lse));
   }
-  truth->naive_lse_err[at] = distance(exact.lse, naive.lse);
   truth->max_abs_v[at] = largest_finite_v(keys, seen, head_dim_vo);
+}
+
+/** Gives each of the rows the largest error among them. */
+void share_largest(const std::vector<size_t>& rows, std::vector<double>* errors) {
+  double largest = 0;
+  for (size_t at : rows) largest = std::max(largest, (*errors)[at]);
+  for (size_t at : rows) (*errors)[at] = largest;
 }
 
 /** Queries `tokens` of request r, all heads. */
@@ -238,6 +297,13 @@ void answer_request(const check::Call& call, int32_t r, const std::vector<int32_
       }
     }
   }
+  std::vector<size_t> rows;
+  for (int32_t i : tokens) {
+    const size_t first = static_cast<size_t>(call.qo_indptr[r] + i) * call.problem.qo_heads;
+    for (int32_t head = 0; head < call.problem.qo_heads; ++head) rows.push_back(first + head);
+  }
+  share_largest(rows, &truth->naive_o_err);
+  share_largest(rows, &truth->naive_lse_err);
 }
 
 }  // namespace

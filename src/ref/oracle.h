@@ -12,7 +12,7 @@ namespace attnfold::ref {
 struct Truth {
   std::vector<double> o;            // [qo_rows, qo_heads, head_dim_vo]
   std::vector<double> lse;          // [qo_rows, qo_heads]
-  std::vector<double> naive_o_err;  // [qo_rows, qo_heads] largest |naive float32 - float64| over the row
+  std::vector<double> naive_o_err;  // [qo_rows, qo_heads] largest |naive float32 - float64| over the rows of the request
   std::vector<double> naive_lse_err;
   std::vector<double> max_abs_v;    // [qo_rows, qo_heads] over the keys that the row sees
 };

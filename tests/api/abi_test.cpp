@@ -12,7 +12,7 @@ namespace {
 static_assert(sizeof(void*) == 8, "the offsets below are those of LP64");
 
 TEST(Abi, ProblemKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_problem), 88u);
+  EXPECT_EQ(sizeof(attnfold_problem), 96u);
   EXPECT_EQ(offsetof(attnfold_problem, struct_size), 0u);
   EXPECT_EQ(offsetof(attnfold_problem, qo_heads), 8u);
   EXPECT_EQ(offsetof(attnfold_problem, kv_heads), 12u);
@@ -32,6 +32,9 @@ TEST(Abi, ProblemKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_problem, max_batch), 72u);
   EXPECT_EQ(offsetof(attnfold_problem, max_qo_rows), 76u);
   EXPECT_EQ(offsetof(attnfold_problem, max_kv_len), 80u);
+  EXPECT_EQ(offsetof(attnfold_problem, logits_softcap), 84u);
+  EXPECT_EQ(offsetof(attnfold_problem, attention_chunk), 88u);
+  EXPECT_EQ(offsetof(attnfold_problem, sink_tokens), 92u);
 }
 
 TEST(Abi, ExecutionKeepsItsLayout) {
@@ -57,7 +60,7 @@ TEST(Abi, LengthsKeepTheirLayout) {
 }
 
 TEST(Abi, TensorsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_tensors), 144u);
+  EXPECT_EQ(sizeof(attnfold_tensors), 160u);
   EXPECT_EQ(offsetof(attnfold_tensors, q), 8u);
   EXPECT_EQ(offsetof(attnfold_tensors, q_stride_row), 16u);
   EXPECT_EQ(offsetof(attnfold_tensors, k), 32u);
@@ -68,6 +71,8 @@ TEST(Abi, TensorsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_tensors, o_stride_row), 104u);
   EXPECT_EQ(offsetof(attnfold_tensors, lse), 120u);
   EXPECT_EQ(offsetof(attnfold_tensors, lse_stride_head), 136u);
+  EXPECT_EQ(offsetof(attnfold_tensors, alibi_slopes), 144u);
+  EXPECT_EQ(offsetof(attnfold_tensors, sink_logits), 152u);
 }
 
 TEST(Abi, OutputStructsKeepTheirLayout) {
@@ -77,9 +82,11 @@ TEST(Abi, OutputStructsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_plan_report, num_leaves), 40u);
   EXPECT_EQ(offsetof(attnfold_plan_report, kv_bytes), 80u);
   EXPECT_EQ(offsetof(attnfold_plan_report, schedule_id), 88u);
-  EXPECT_EQ(sizeof(attnfold_plan_item), 48u);
+  EXPECT_EQ(sizeof(attnfold_plan_item), 56u);
   EXPECT_EQ(offsetof(attnfold_plan_item, worker), 8u);
   EXPECT_EQ(offsetof(attnfold_plan_item, leaf_end), 40u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_begin), 44u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_end), 48u);
   EXPECT_EQ(sizeof(attnfold_kernel_info), 64u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, name), 8u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, why_not), 56u);
@@ -148,6 +155,9 @@ TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
   EXPECT_EQ(problem.window_right, -1);
   EXPECT_EQ(problem.sm_scale, ATTNFOLD_SM_SCALE_DEFAULT);
   EXPECT_EQ(problem.page_size, 16);
+  EXPECT_EQ(problem.logits_softcap, 0.0f);
+  EXPECT_EQ(problem.attention_chunk, 0);
+  EXPECT_EQ(problem.sink_tokens, 0);
   const attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   EXPECT_EQ(execution.struct_size, sizeof(execution));
   EXPECT_EQ(execution.isa, nullptr);
@@ -156,6 +166,8 @@ TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
   const attnfold_tensors tensors = ATTNFOLD_TENSORS_INIT;
   EXPECT_EQ(tensors.struct_size, sizeof(tensors));
   EXPECT_EQ(tensors.lse_stride_head, 0);
+  EXPECT_EQ(tensors.alibi_slopes, nullptr);
+  EXPECT_EQ(tensors.sink_logits, nullptr);
   const attnfold_state state = ATTNFOLD_STATE_INIT;
   EXPECT_EQ(state.struct_size, sizeof(state));
   EXPECT_EQ(state.normalised, 1);

@@ -66,6 +66,11 @@ TEST(CreateArguments, EveryBadFieldOfTheProblemIsNamed) {
       {"max_qo_rows", [](P& p) { p.max_qo_rows = INT32_MAX; }},
       {"max_kv_len", [](P& p) { p.max_kv_len = INT32_MIN; }},
       {"max_kv_len", [](P& p) { p.max_kv_len = INT32_MAX; }},
+      {"logits_softcap", [](P& p) { p.logits_softcap = -1.0f; }},
+      {"logits_softcap", [](P& p) { p.logits_softcap = kNaN; }},
+      {"logits_softcap", [](P& p) { p.logits_softcap = kInf; }},
+      {"attention_chunk", [](P& p) { p.attention_chunk = -1; }},
+      {"sink_tokens", [](P& p) { p.sink_tokens = INT32_MIN; }},
   };
   for (const auto& [argument, make] : faults) {
     SmallCall call;
@@ -232,6 +237,10 @@ TEST(RunArguments, EveryBadTensorIsNamedAndNothingIsWritten) {
       {"o", [](C& c) { c.tensors.o_stride_row = INT64_MIN; }},
       {"o", [](C& c) { c.tensors.o_stride_head = INT64_MAX / 2; }},
       {"lse", [](C& c) { c.tensors.lse_stride_head = INT64_MIN; }},
+      {"alibi_slopes", [&](C& c) { c.tensors.alibi_slopes = reinterpret_cast<float*>(shifted(c.q.data(), 2)); }},
+      {"sink_logits", [&](C& c) { c.tensors.sink_logits = reinterpret_cast<float*>(shifted(c.q.data(), 1)); }},
+      {"o", [](C& c) { c.tensors.alibi_slopes = c.o.data() + 4; }},
+      {"lse", [](C& c) { c.tensors.sink_logits = c.lse.data(); }},
   };
   int index = 0;
   for (const auto& [argument, make] : faults) {

@@ -37,7 +37,7 @@ std::vector<Family> families() {
       {"f32 group 1", long_spec({2, 2, 16, 16}, DType::f32)},
       {"bf16 group 4", long_spec({8, 2, 16, 24}, DType::bf16)},
       {"f16 group 3, unmasked", long_spec({3, 1, 24, 16}, DType::f16, -1, kNone)},
-      {"bf16 group 16", long_spec({16, 1, 32, 16}, DType::bf16)},
+      {"bf16 group 16", long_spec({16, 1, 16, 16}, DType::bf16)},
       {"f16 windowed", long_spec({4, 2, 16, 16}, DType::f16, 8201)},
   };
 }

@@ -1,20 +1,30 @@
-// Calls the functions of src/core from a kernel, and from host code that nvcc compiled.
+// Calls the functions of src/core and the planner from a kernel, and from host code that nvcc compiled.
 #include "core/dtype.h"
 #include "core/fold.h"
 #include "core/mask.h"
+#include "core/merge.h"
 #include "core/problem.h"
+#include "plan/build_schedule.h"
 
 namespace attnfold {
 namespace {
 
 /** A little of everything; the numbers mean nothing. */
 ATTNFOLD_HD inline float use_core(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, int32_t i) {
-  const KeyRange range = visible_keys(mask, lengths.qo_indptr[1], lengths.kv_len[0], i);
-  const int32_t page = pages_of(lengths, 0)[range.begin / dtype_bytes(dtype)];
+  const VisibleKeys keys = visible_keys(mask, lengths.qo_indptr[1], lengths.kv_len[0], i);
+  const int32_t page = pages_of(lengths, 0)[keys.begin / dtype_bytes(dtype)];
   const float a = load_f32(data, dtype, page), b = f16_to_f32(f32_to_f16(a)) + bf16_to_f32(f32_to_bf16(a));
   const FoldStep step = fold_step(a, b);
   const float l = fold_value(step, 1.0f, 2.0f);
-  return lse_of(a, l) / divisor_of(l) + log_f32(l) + exp2_f32(-a);
+  const MergeSide side{a, l};
+  const float max = merge_max(b, side);
+  return lse_of(a, l) / divisor_of(l) + exp2_f32(-a) + merge_lse(max, merge_weight(max, side));
+}
+
+/** The planner, as a device would run it: on one thread. */
+__global__ void plan_kernel(UnitShape shape, Mask mask, BatchLengths lengths, int32_t num_workers, Schedule* schedule) {
+  const ScheduleCapacity capacity = schedule_capacity(shape, lengths.batch, 64, 4096, num_workers);
+  build_schedule(shape, mask, lengths, num_workers, 0, capacity.state_floats, schedule);
 }
 
 __global__ void use_core_kernel(Lengths lengths, Mask mask, const void* data, DType dtype, void* out) {
@@ -26,6 +36,7 @@ __global__ void use_core_kernel(Lengths lengths, Mask mask, const void* data, DT
 
 float use_core_on_host(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, void* out) {
   use_core_kernel<<<1, 32>>>(lengths, mask, data, dtype, out);
+  plan_kernel<<<1, 1>>>(UnitShape{}, mask, BatchLengths{}, 1, nullptr);
   return use_core(lengths, mask, data, dtype, 0);
 }
 
