@@ -73,6 +73,9 @@ std::string problem_text(const attnfold_problem& p) {
   text += p.mask == ATTNFOLD_MASK_CAUSAL ? ", causal" : ", no mask";
   if (p.window_left >= 0) text += fmt::format(", window_left {}", p.window_left);
   if (p.window_right >= 0) text += fmt::format(", window_right {}", p.window_right);
+  if (p.attention_chunk > 0) text += fmt::format(", attention_chunk {}", p.attention_chunk);
+  if (p.sink_tokens > 0) text += fmt::format(", sink_tokens {}", p.sink_tokens);
+  if (p.logits_softcap > 0) text += fmt::format(", logits_softcap {}", p.logits_softcap);
   return text;
 }
 

@@ -131,6 +131,11 @@ void ProblemFlags::add_to(CLI::App* sub) {
   add("--window-left", window_left_, "Keys kept before the query's own position; -1 = off")
       ->type_name("N");
   add("--window-right", window_right_, "Keys kept after it; -1 = off")->type_name("N");
+  add("--attention-chunk", attention_chunk_, "Keys of a query's own chunk of N only; 0 = off")
+      ->type_name("N");
+  add("--sink-tokens", sink_tokens_, "First keys that stay visible; 0 = off")->type_name("N");
+  add("--logits-softcap", logits_softcap_, "Scores become c * tanh(score / c); 0 = off")
+      ->type_name("C");
 }
 
 bool ProblemFlags::any_given() const {
@@ -154,6 +159,9 @@ attnfold_problem ProblemFlags::problem() const {
   p.page_size = page_size_;
   p.window_left = window_left_;
   p.window_right = window_right_;
+  p.attention_chunk = attention_chunk_;
+  p.sink_tokens = sink_tokens_;
+  p.logits_softcap = logits_softcap_;
   p.num_pages = 1024;
   p.max_batch = 64;
   p.max_qo_rows = 4096;

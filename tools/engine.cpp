@@ -1,7 +1,8 @@
 #include "engine.h"
 
-#include <algorithm>
 #include <utility>
+
+#include "core/mask.h"
 
 namespace attnfold::tools {
 namespace {
@@ -56,19 +57,16 @@ check::Answer PreparedCall::take_answer() {
 }
 
 int64_t visible_pairs(const check::Call& call) {
-  const attnfold_problem& problem = call.problem;
+  const attnfold_problem& p = call.problem;
+  const Mask mask{p.mask == ATTNFOLD_MASK_CAUSAL, p.window_left, p.window_right, p.attention_chunk,
+                  p.sink_tokens};
   int64_t pairs = 0;
   for (int32_t r = 0; r < call.batch; ++r) {
     const size_t request = static_cast<size_t>(r);
-    const int64_t qo_len = call.qo_indptr[request + 1] - call.qo_indptr[request];
-    const int64_t kv_len = call.kv_len[request];
-    for (int64_t i = 0; i < qo_len; ++i) {
-      const int64_t position = kv_len - qo_len + i;
-      int64_t first = 0, last = kv_len - 1;
-      if (problem.mask == ATTNFOLD_MASK_CAUSAL) last = std::min(last, position);
-      if (problem.window_left >= 0) first = std::max(first, position - problem.window_left);
-      if (problem.window_right >= 0) last = std::min(last, position + problem.window_right);
-      pairs += std::max<int64_t>(0, last - first + 1);
+    const int32_t qo_len = call.qo_indptr[request + 1] - call.qo_indptr[request];
+    for (int32_t i = 0; i < qo_len; ++i) {
+      const VisibleKeys keys = visible_keys(mask, qo_len, call.kv_len[request], i);
+      pairs += int64_t{keys.sink} + keys.end - keys.begin;
     }
   }
   return pairs;

@@ -83,6 +83,13 @@ const std::vector<Feature>& features() {
          p.window_left = 100;
          p.window_right = 3;
        }},
+      {"attention chunks", [](attnfold_problem& p) { p.attention_chunk = 256; }},
+      {"sink tokens",
+       [](attnfold_problem& p) {
+         p.window_left = 100;
+         p.sink_tokens = 4;
+       }},
+      {"soft-cap", [](attnfold_problem& p) { p.logits_softcap = 30.0f; }},
       {"pages of 1 token",
        [](attnfold_problem& p) {
          p.page_size = 1;

@@ -10,30 +10,24 @@ namespace {
 
 constexpr const char* kSpeed = "a speed limit: see attnfold bench";
 constexpr const char* kEightBit = "8-bit KV";
-constexpr const char* kSinks = "sink logits";
 constexpr const char* kBias = "additive bias";
 constexpr const char* kMasks = "custom masks";
-constexpr const char* kCap = "soft-cap";
 constexpr const char* kGpu = "CUDA";
 
 constexpr WaitingCase kWaiting[] = {
-    {"leading_masked_rows_with_sink", kSinks},
+    {"leading_masked_rows_with_sink", kMasks},
     {"one_key_additive_bias", kBias},
     {"mask_over_2_31_elements", kMasks},
     {"bias_row_offset_2_32", kBias},
     {"replay_stale_tile_schedule", kEightBit},
     {"nan_key_bool_masked", kMasks},
     {"page_2848_multi_query", kEightBit},
-    {"mla_576_512_small_gpu", kSinks},
+    {"mla_576_512_small_gpu", kBias},
     {"int8_decode_head_dim_256", kEightBit},
     {"gqa_ratio_12_perf", kSpeed},
     {"gqa_ratio_3_perf", kSpeed},
     {"window_verify_q8_mixed_dtype", kEightBit},
-    {"softcap_large_logits", kCap},
-    {"softcap_parameter_dropped", kCap},
-    {"softcap_one_scratch_path", kCap},
-    {"sink_counted_once_across_splits", kSinks},
-    {"sink_on_quantised_kv", kSinks},
+    {"sink_on_quantised_kv", kEightBit},
     {"causal_alignment_cpu_vs_gpu", kGpu},
     {"ragged_ignores_kv_scales", kEightBit},
     {"paged_scales_lost_positional", kEightBit},
@@ -65,7 +59,8 @@ std::vector<NamedCase> collect() {
   for (std::span<const NamedCase> section :
        {cases::empty_cases(), cases::lse_cases(), cases::range_cases(), cases::bound_cases(),
         cases::overflow_cases(), cases::stale_cases(), cases::shape_cases(), cases::window_cases(),
-        cases::zero_cases(), cases::schedule_cases(), cases::rank_cases(), cases::stride_cases()}) {
+        cases::zero_cases(), cases::schedule_cases(), cases::rank_cases(), cases::stride_cases(),
+        cases::score_cases()}) {
     all.insert(all.end(), section.begin(), section.end());
   }
   return all;

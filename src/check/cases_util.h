@@ -230,5 +230,6 @@ std::span<const NamedCase> zero_cases();
 std::span<const NamedCase> schedule_cases();
 std::span<const NamedCase> rank_cases();
 std::span<const NamedCase> stride_cases();
+std::span<const NamedCase> score_cases();
 
 }  // namespace attnfold::check::cases
