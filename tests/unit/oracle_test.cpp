@@ -265,25 +265,30 @@ TEST(Oracle, MasksAgreeWithTheirWordingFromTheEnd) {
   }
 }
 
+void expect_seen_is_the_union(const attnfold_problem& p) {
+  for (int32_t qo_len = 0; qo_len <= 6; ++qo_len) {
+    for (int32_t kv_len = 0; kv_len <= 8; ++kv_len) {
+      const check::KeyRange range = check::seen_keys(p, qo_len, kv_len);
+      for (int32_t j = 0; j < kv_len; ++j) {
+        bool seen = false;
+        for (int32_t i = 0; i < qo_len; ++i) seen |= ref::visible(p, qo_len, kv_len, i, j);
+        ASSERT_EQ(seen, range.meets(j, j + 1))
+            << "mask " << p.mask << " left " << p.window_left << " right " << p.window_right << " chunk "
+            << p.attention_chunk << " sink " << p.sink_tokens << " qo_len " << qo_len << " kv_len "
+            << kv_len << " j " << j;
+      }
+    }
+  }
+}
+
 TEST(Oracle, SeenKeysAreTheUnionOverRows) {
   attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
   for (auto mask : {ATTNFOLD_MASK_NONE, ATTNFOLD_MASK_CAUSAL}) {
     p.mask = mask;
     for (p.window_left = -1; p.window_left < 4; ++p.window_left) {
       for (p.window_right = -1; p.window_right < 4; ++p.window_right) {
-        for (int32_t qo_len = 0; qo_len <= 6; ++qo_len) {
-          for (int32_t kv_len = 0; kv_len <= 8; ++kv_len) {
-            const check::KeyRange range = check::seen_keys(p, qo_len, kv_len);
-            for (int32_t j = 0; j < kv_len; ++j) {
-              bool seen = false;
-              for (int32_t i = 0; i < qo_len; ++i) {
-                seen |= ref::visible(p, qo_len, kv_len, i, j);
-              }
-              ASSERT_EQ(seen, j >= range.begin && j < range.end)
-                  << "mask " << mask << " left " << p.window_left << " right " << p.window_right
-                  << " qo_len " << qo_len << " kv_len " << kv_len << " j " << j;
-            }
-          }
+        for (p.attention_chunk = 0; p.attention_chunk < 4; ++p.attention_chunk) {
+          for (p.sink_tokens = 0; p.sink_tokens < 4; ++p.sink_tokens) expect_seen_is_the_union(p);
         }
       }
     }
@@ -357,7 +362,9 @@ TEST(Oracle, AskedRowsAreAnsweredAsAmongAllAndOthersLeftZero) {
     for (int32_t head = 0; head < 2; ++head) {
       const int32_t index = row * 2 + head;
       EXPECT_EQ(some.lse[index], asked ? all.lse[index] : 0.0);
-      EXPECT_EQ(some.naive_o_err[index], asked ? all.naive_o_err[index] : 0.0);
+      // The yardstick is the largest error among the asked rows of the request.
+      EXPECT_LE(some.naive_o_err[index], asked ? all.naive_o_err[index] : 0.0);
+      EXPECT_EQ(some.naive_o_err[index] > 0, asked);
       EXPECT_EQ(some.max_abs_v[index], asked ? all.max_abs_v[index] : 0.0);
       for (int32_t d = 0; d < 16; ++d) {
         EXPECT_EQ(some.o[index * 16 + d], asked ? all.o[index * 16 + d] : 0.0);
