@@ -5,7 +5,7 @@
 
 namespace attnfold::tools {
 
-/** Markdown.  Does not depend on the machine: rows that it cannot run are listed too. */
+/** Markdown.  A row that this machine cannot run is listed, and serves nothing. */
 std::string support_matrix();
 
 }  // namespace attnfold::tools

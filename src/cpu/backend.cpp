@@ -67,9 +67,15 @@ void run_on_fresh_threads(int32_t num_threads, int32_t n, Body* body) {
   for (std::thread& t : threads) t.join();
 }
 
-void run_items(void* args, int32_t worker) {
-  const auto* call = static_cast<const std::pair<const KernelRow*, const RunArgs*>*>(args);
-  call->first->run_worker(*call->second, worker);
+struct Call {
+  const KernelRow* row;
+  const RunArgs* args;
+  int32_t first_worker;   // with anything to do
+};
+
+void run_items(void* context, int32_t i) {
+  const Call* call = static_cast<const Call*>(context);
+  call->row->run_worker(*call->args, call->first_worker + i);
 }
 
 constexpr int32_t kMergeRows = 32;  // rows of a shared unit per task of the second pass
@@ -79,15 +85,15 @@ int32_t num_merge_tasks(const RunArgs& args, const SharedUnit& shared) {
   return (rows + kMergeRows - 1) / kMergeRows;
 }
 
-void run_merge(void* args, int32_t task) {
-  const auto* call = static_cast<const std::pair<const KernelRow*, const RunArgs*>*>(args);
-  const RunArgs& a = *call->second;
+void run_merge(void* context, int32_t task) {
+  const Call* call = static_cast<const Call*>(context);
+  const RunArgs& a = *call->args;
   for (int32_t s = 0; s < a.schedule->num_shared; ++s) {
     const int32_t n = num_merge_tasks(a, a.schedule->shared[s]);
     if (task < n) {
       const int32_t rows = unit_rows(*a.shape, a.schedule->units[a.schedule->shared[s].unit]);
       const int32_t begin = task * kMergeRows, end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
-      call->first->merge(a, {s, begin, end});
+      call->row->merge(a, {s, begin, end});
       return;
     }
     task -= n;
@@ -160,10 +166,15 @@ void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context,
 }
 
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
-  std::pair<const KernelRow*, const RunArgs*> call{&row, &args};
-  run_parallel(threads, args.schedule->num_workers, run_items, &call);
+  // Workers without items are not woken: a small batch runs on the calling thread.
+  const Schedule& s = *args.schedule;
+  int32_t first = 0, last = s.num_workers;
+  while (first < last && s.worker_items[first] == s.worker_items[first + 1]) ++first;
+  while (last > first && s.worker_items[last - 1] == s.worker_items[last]) --last;
+  Call call{&row, &args, first};
+  run_parallel(threads, last - first, run_items, &call);
   int32_t tasks = 0;
-  for (int32_t s = 0; s < args.schedule->num_shared; ++s) tasks += num_merge_tasks(args, args.schedule->shared[s]);
+  for (int32_t i = 0; i < s.num_shared; ++i) tasks += num_merge_tasks(args, s.shared[i]);
   run_parallel(threads, tasks, run_merge, &call);
 }
 

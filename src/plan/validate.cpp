@@ -159,12 +159,16 @@ Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int3
                       int32_t end) {
   if (begin >= end) return {};
   const int64_t first = begin / p.page_size, last = (end - 1) / p.page_size;
-  const uint64_t num_pages = static_cast<uint64_t>(p.num_pages);
-  uint32_t largest = 0;  // negative ids are large
-  for (int64_t i = first; i <= last; ++i) largest = std::max(largest, static_cast<uint32_t>(ids[i]));
-  if (largest < num_pages && largest <= INT32_MAX) return {};
+  // One pass without branches first: the sign bit of id is set if it is negative, that of limit - id if it is too large.
+  const uint32_t limit = static_cast<uint32_t>(std::min<int64_t>(p.num_pages - 1, INT32_MAX));
+  uint32_t signs = p.num_pages > 0 ? 0u : 0x80000000u;
   for (int64_t i = first; i <= last; ++i) {
-    if (ids[i] >= 0 && static_cast<uint64_t>(ids[i]) < num_pages) continue;
+    const uint32_t id = static_cast<uint32_t>(ids[i]);
+    signs |= id | (limit - id);
+  }
+  if (!(signs >> 31)) return {};
+  for (int64_t i = first; i <= last; ++i) {
+    if (ids[i] >= 0 && ids[i] < p.num_pages) continue;
     const std::string name = l.block_table ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
                                            : indexed("kv_indices", l.kv_indptr[r] + i);
     return invalid(name, p.num_pages > 0 ? "a page id, " + range_text(0, p.num_pages - 1) : "no page (num_pages is 0)", ids[i]);
