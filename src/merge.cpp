@@ -206,6 +206,10 @@ Status merge_states(int64_t rows, int32_t heads, int32_t width, const attnfold_s
   bool sink = false, any_sink = false;
   ATTNFOLD_RETURN_IF_ERROR(resolve("out", out, rows, heads, width, &target, &sink));
   if (!target.normalised) return invalid("out.normalised", "1", 0);
+  if (rows * heads > 0) {
+    ATTNFOLD_RETURN_IF_ERROR(check_output_strides("out.o", rows, target.o_row, heads, target.o_head, width));
+    ATTNFOLD_RETURN_IF_ERROR(check_output_strides("out.lse", rows, target.lse_row, heads, target.lse_head, 1));
+  }
   std::vector<Side> sides(static_cast<size_t>(n));
   for (int32_t i = 0; i < n; ++i) {
     const std::string name = indexed("states", i);

@@ -187,8 +187,7 @@ Call skip_keys(const Call& call, const Lengths& skip, const Lengths& kv_len) {
   Call out = call;
   out.kv_len = kv_len;
   if (call.batch == 0) return out;
-  const int32_t first =
-      skip[0];  // offsets begin at 0: the first request's skip goes into the tensors' addresses
+  const int32_t first = skip[0];  // offsets stay from 0: the first goes into the addresses
   for (int32_t r = 0; r <= call.batch; ++r)
     out.kv_indptr[r] += (r < call.batch ? skip[r] : 0) - first;
   out.k_offset += first * call.k_strides.token;

@@ -19,6 +19,10 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
 /** Checks shapes and every entry that a run may read.  `out` borrows the arrays. */
 Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given, attnfold_lengths* out);
 
+/** Rows and heads of an output, `width` elements each, must not overlap each other. */
+Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
+                            int64_t width);
+
 /** What a step's lengths say about the tensors of a run. */
 struct TensorExtents {
   int64_t qo_rows;

@@ -1,7 +1,6 @@
 // Checks of the tensors of one run: present, aligned, strided without overlap, apart from each other.
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "plan/validate.h"
 
@@ -54,24 +53,20 @@ Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const i
   return {};
 }
 
-/** Rows and heads of an output must not overlap each other. */
-Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
-                            int64_t width) {
-  const int64_t r = row_stride < 0 ? -row_stride : row_stride, h = head_stride < 0 ? -head_stride : head_stride;
-  const bool row_outer = (heads == 1 || h >= width) && (rows == 1 || r >= (heads - 1) * h + width);
-  const bool head_outer = (rows == 1 || r >= width) && (heads == 1 || h >= (rows - 1) * r + width);
-  if (!row_outer && !head_outer) {
-    return invalid(std::string(name) + "_stride_row", "strides whose rows and heads of " + std::to_string(width) +
-                   " elements do not overlap", "row " + std::to_string(row_stride) + ", head " + std::to_string(head_stride));
-  }
-  return {};
-}
-
 bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
 
 Status check_apart(const Extent& output, const Extent& other) {
   if (!overlap(output, other)) return {};
   return invalid(output.name, std::string("memory apart from ") + other.name, "memory that overlaps it");
+}
+
+Status check_per_head(const char* name, const float* values, int64_t heads, Extent* extent) {
+  *extent = {name};
+  if (!values) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, values, sizeof(float)));
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(values);
+  *extent = {name, begin, begin + static_cast<uintptr_t>(heads) * sizeof(float)};
+  return {};
 }
 
 int64_t or_default(int64_t stride, int64_t packed) { return stride != 0 ? stride : packed; }
@@ -101,6 +96,19 @@ Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents
 
 }  // namespace
 
+Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
+                            int64_t width) {
+  const auto magnitude = [](__int128 stride) { return stride < 0 ? -stride : stride; };
+  const __int128 r = magnitude(row_stride), h = magnitude(head_stride);
+  const bool row_outer = (heads == 1 || h >= width) && (rows == 1 || r >= (heads - 1) * h + width);
+  const bool head_outer = (rows == 1 || r >= width) && (heads == 1 || h >= (rows - 1) * r + width);
+  if (!row_outer && !head_outer) {
+    return invalid(std::string(name) + "_stride_row", "strides whose rows and heads of " + std::to_string(width) +
+                   " elements do not overlap", "row " + std::to_string(row_stride) + ", head " + std::to_string(head_stride));
+  }
+  return {};
+}
+
 Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const attnfold_tensors* given, Tensors* out) {
   const attnfold_tensors defaults = ATTNFOLD_TENSORS_INIT;
   attnfold_tensors t;
@@ -125,10 +133,10 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const
   ATTNFOLD_RETURN_IF_ERROR(check_output_strides("o", rows, out->o.stride_token, heads, out->o.stride_head, p.head_dim_vo));
   ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads}, {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
                                      dtype_bytes(static_cast<DType>(p.o_dtype)), &o));
-  for (const Extent* input : {&q, &k, &v}) ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
-  for (const auto& [name, per_head] : {std::pair{"alibi_slopes", t.alibi_slopes}, std::pair{"sink_logits", t.sink_logits}}) {
-    if (per_head) ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, per_head, sizeof(float)));
-  }
+  Extent slopes, sinks;
+  ATTNFOLD_RETURN_IF_ERROR(check_per_head("alibi_slopes", t.alibi_slopes, heads, &slopes));
+  ATTNFOLD_RETURN_IF_ERROR(check_per_head("sink_logits", t.sink_logits, heads, &sinks));
+  for (const Extent* input : {&q, &k, &v, &slopes, &sinks}) ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
   out->alibi_slopes = t.alibi_slopes;
   out->sink_logits = t.sink_logits;
   if (!t.lse) return {};
@@ -139,7 +147,7 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const
   ATTNFOLD_RETURN_IF_ERROR(check_output_strides("lse", rows, out->lse_stride_row, heads, out->lse_stride_head, 1));
   ATTNFOLD_RETURN_IF_ERROR(
       extent_of("lse", t.lse, {1, rows, heads}, {0, out->lse_stride_row, out->lse_stride_head}, 1, sizeof(float), &lse));
-  for (const Extent* other : {&q, &k, &v, &o}) ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
+  for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks}) ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
   return {};
 }
 

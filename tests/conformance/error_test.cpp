@@ -283,6 +283,8 @@ TEST(Errors, TensorsOfARunAndNothingWritten) {
       {"k", [](T& t) { t.k_stride_page = INT64_MIN; }},
       {"v", [](T& t) { t.v_stride_token = INT64_MAX; }},
       {"o", [](T& t) { t.o_stride_row = INT64_MAX / 2; }},
+      {"o", [](T& t) { t.o_stride_row = INT64_MAX / 4; }},
+      {"o", [](T& t) { t.o_stride_row = INT64_MIN; }},
   };
   for (const Mutation<T>& mutation : mutations) {
     T tensors = call.tensors();
