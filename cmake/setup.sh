@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by ./run and ./test: steps, packages, builds.  Source it from the repository's root.
 
 packages=(g++ cmake make pkg-config binutils
