@@ -74,13 +74,16 @@ int main() {
       {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_F32},
   };
   std::printf(
-      "| workload (8/2 heads, d 128) | q, k, v | numerics id | o rms | o max | naive o max | lse max | "
+      "| workload (8/2 heads, d 128) | q, k, v | numerics id | o rms | o max | naive o max | lse "
+      "max | "
       "naive lse max | of the bound |\n");
   std::printf("|---|---|---|---|---|---|---|---|---|\n");
   for (const Workload& w : workloads) {
     const Call call = attnfold::check::generate(spec_of(w), 1);
     const attnfold::ref::Truth truth = attnfold::ref::answer(call);
-    for (const char* isa : {"scalar", "avx512_bf16"}) {  // the other rows share the scalar rows' ids, and so their bits
+    for (const char* isa :
+         {"scalar",
+          "avx512_bf16"}) {  // the other rows share the scalar rows' ids, and so their bits
       if (std::string(isa) == "avx512_bf16" && w.kv != ATTNFOLD_BF16) continue;
       attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
       execution.isa = isa;
@@ -94,8 +97,8 @@ int main() {
       const auto verdict = attnfold::check::judge(call, truth, run.answer.o.data(), DType::f32,
                                                   run.answer.lse.data(), 0);
       std::printf("| %s | %s | %s | %.1e | %.1e | %.1e | %.1e | %.1e | %.2f |\n", w.name,
-                  attnfold::dtype_name(static_cast<DType>(w.kv)), run.answer.numerics_id.c_str(), e.rms,
-                  e.max, largest(truth.naive_o_err), e.lse, largest(truth.naive_lse_err),
+                  attnfold::dtype_name(static_cast<DType>(w.kv)), run.answer.numerics_id.c_str(),
+                  e.rms, e.max, largest(truth.naive_o_err), e.lse, largest(truth.naive_lse_err),
                   std::fmax(verdict.worst_o, verdict.worst_lse));
     }
   }

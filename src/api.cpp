@@ -39,7 +39,8 @@ attnfold_status report(const Status& status) noexcept {
   return status.code();
 }
 
-/** Runs `body`, which returns a Status, in the library's floating-point mode, and turns exceptions into a status. */
+/** Runs `body`, which returns a Status, in the library's floating-point mode, and turns exceptions
+ * into a status. */
 template <class Body>
 attnfold_status guarded(Body&& body) noexcept {
   const attnfold::FloatingPointMode mode;
@@ -74,8 +75,8 @@ Status check_output_struct(const char* name, const T* out) {
 
 extern "C" {
 
-attnfold_status attnfold_plan_create(const attnfold_problem* problem, const attnfold_execution* execution,
-                                     attnfold_plan** plan) {
+attnfold_status attnfold_plan_create(const attnfold_problem* problem,
+                                     const attnfold_execution* execution, attnfold_plan** plan) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a pointer to receive it", "NULL");
     auto handle = std::make_unique<attnfold_plan>();
@@ -85,7 +86,8 @@ attnfold_status attnfold_plan_create(const attnfold_problem* problem, const attn
   });
 }
 
-attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths* lengths, void* stream) {
+attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths* lengths,
+                                     void* stream) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a plan", "NULL");
     ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
@@ -93,10 +95,12 @@ attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths
   });
 }
 
-size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan) { return plan ? plan->plan->workspace_bytes() : 0; }
+size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan) {
+  return plan ? plan->plan->workspace_bytes() : 0;
+}
 
-attnfold_status attnfold_plan_run(const attnfold_plan* plan, const attnfold_tensors* tensors, void* workspace,
-                                  size_t workspace_bytes, void* stream) {
+attnfold_status attnfold_plan_run(const attnfold_plan* plan, const attnfold_tensors* tensors,
+                                  void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a plan", "NULL");
     ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
@@ -114,7 +118,8 @@ attnfold_status attnfold_plan_get_report(const attnfold_plan* plan, attnfold_pla
   });
 }
 
-attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index, attnfold_plan_item* item) {
+attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index,
+                                       attnfold_plan_item* item) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a plan", "NULL");
     ATTNFOLD_RETURN_IF_ERROR(check_output_struct("item", item));
@@ -122,14 +127,20 @@ attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index,
   });
 }
 
-const char* attnfold_plan_kernel(const attnfold_plan* plan) { return plan ? plan->plan->row().name : ""; }
+const char* attnfold_plan_kernel(const attnfold_plan* plan) {
+  return plan ? plan->plan->row().name : "";
+}
 
-const char* attnfold_plan_numerics_id(const attnfold_plan* plan) { return plan ? plan->plan->row().numerics_id : ""; }
+const char* attnfold_plan_numerics_id(const attnfold_plan* plan) {
+  return plan ? plan->plan->row().numerics_id : "";
+}
 
-attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states, int32_t n,
-                               const attnfold_state* out, const uint8_t* row_mask, int64_t row_mask_stride) {
+attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                               const attnfold_state* states, int32_t n, const attnfold_state* out,
+                               const uint8_t* row_mask, int64_t row_mask_stride) {
   return guarded([&] {
-    return attnfold::merge_states(rows, heads, head_dim_vo, states, n, out, row_mask, row_mask_stride);
+    return attnfold::merge_states(rows, heads, head_dim_vo, states, n, out, row_mask,
+                                  row_mask_stride);
   });
 }
 
@@ -151,7 +162,9 @@ int32_t attnfold_version(void) {
   return ATTNFOLD_VERSION_MAJOR * 10000 + ATTNFOLD_VERSION_MINOR * 100 + ATTNFOLD_VERSION_PATCH;
 }
 
-int32_t attnfold_num_kernels(void) { return static_cast<int32_t>(attnfold::cpu::kernel_table().size()); }
+int32_t attnfold_num_kernels(void) {
+  return static_cast<int32_t>(attnfold::cpu::kernel_table().size());
+}
 
 attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info) {
   return guarded([&]() -> Status {
@@ -162,13 +175,20 @@ attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info) {
     }
     static const auto* reasons = [] {  // strings that live as long as the process
       auto* r = new std::vector<std::string>;
-      for (const auto* row : attnfold::cpu::kernel_table()) r->push_back(attnfold::cpu::why_not(row->isa));
+      for (const auto* row : attnfold::cpu::kernel_table())
+        r->push_back(attnfold::cpu::why_not(row->isa));
       return r;
     }();
     const attnfold::cpu::KernelRow& row = *table[static_cast<size_t>(index)];
     const std::string& why = (*reasons)[static_cast<size_t>(index)];
-    const attnfold_kernel_info filled = {info->struct_size, row.name,        row.isa,     row.q_dtypes,
-                                         attnfold::dtype_name(row.kv_dtype), row.numerics_id, why.empty(), why.c_str()};
+    const attnfold_kernel_info filled = {info->struct_size,
+                                         row.name,
+                                         row.isa,
+                                         row.q_dtypes,
+                                         attnfold::dtype_name(row.kv_dtype),
+                                         row.numerics_id,
+                                         why.empty(),
+                                         why.c_str()};
     std::memcpy(info, &filled, std::min(info->struct_size, sizeof(filled)));
     return {};
   });

@@ -1,4 +1,5 @@
-// The floating-point mode that every number of the library is computed in, whatever the caller's thread has set.
+// The floating-point mode that every number of the library is computed in, whatever the caller's
+// thread has set.
 #pragma once
 
 #if defined(__x86_64__)

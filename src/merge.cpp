@@ -1,4 +1,6 @@
 // attnfold_merge: results of any engine, described by type, folded into one.
+#include "core/merge.h"
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/merge.h"
 #include "merge.h"
 #include "plan/validate.h"
 
@@ -33,8 +34,8 @@ Status check_enum(const std::string& name, int value, int high) {
   return {};
 }
 
-Status resolve(const std::string& name, const attnfold_state* given, int64_t rows, int64_t heads, int64_t width, Side* out,
-               bool* sink_included) {
+Status resolve(const std::string& name, bool is_output, const attnfold_state* given, int64_t rows,
+               int64_t heads, int64_t width, Side* out, bool* sink_included) {
   const attnfold_state defaults = ATTNFOLD_STATE_INIT;
   attnfold_state s;
   ATTNFOLD_RETURN_IF_ERROR(read_struct(name.c_str(), given, defaults, &s));
@@ -44,6 +45,7 @@ Status resolve(const std::string& name, const attnfold_state* given, int64_t row
   ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".empty", s.empty, ATTNFOLD_EMPTY_FINITE));
   ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".sink_included", s.sink_included, 1));
   ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".normalised", s.normalised, 1));
+  if (is_output && !s.normalised) return invalid(name + ".normalised", "1", 0);
   if (rows * heads > 0) {
     if (!s.o) return invalid(name + ".o", "a pointer", "NULL");
     if (!s.lse) return invalid(name + ".lse", "a pointer", "NULL");
@@ -70,8 +72,8 @@ Status resolve(const std::string& name, const attnfold_state* given, int64_t row
 struct Array {
   std::string name;
   const char* data;
-  int64_t bytes;                // of an element
-  int64_t row, head, width;     // strides and elements per (row, head)
+  int64_t bytes;             // of an element
+  int64_t row, head, width;  // strides and elements per (row, head)
 
   bool same_as(const Array& a) const {
     return data == a.data && bytes == a.bytes && row == a.row && head == a.head && width == a.width;
@@ -90,27 +92,25 @@ std::vector<Array> arrays_of(const std::string& name, const Side& s, int64_t wid
   return arrays;
 }
 
-bool overlap(const Array& a, const Array& b, int64_t rows, int64_t heads) {
-  const auto span = [&](const Array& x) {
-    int64_t low = 0, high = x.width;
-    for (const auto& [n, stride] : {std::pair{rows, x.row}, std::pair{int64_t{heads}, x.head}}) {
-      (stride < 0 ? low : high) += (n - 1) * stride;
-    }
-    return std::pair{x.data + low * x.bytes, x.data + high * x.bytes};
-  };
-  const auto [a_begin, a_end] = span(a);
-  const auto [b_begin, b_end] = span(b);
-  return a_begin < b_end && b_begin < a_end;
+Status extent_of_array(const Array& a, int64_t rows, int64_t heads, Extent* out) {
+  return extent_of(a.name.c_str(), a.data, {1, rows, heads}, {0, a.row, a.head}, a.width,
+                   static_cast<int>(a.bytes), out);
 }
 
 /** In place is element for element; any other overlap would read what was already written. */
-Status check_alias(const Side& out, const Side& in, const std::string& name, int64_t rows, int64_t heads, int64_t width) {
-  const std::vector<Array> written = arrays_of("out", out, width), read = arrays_of(name, in, width);
-  for (size_t w = 0; w < written.size(); ++w) {
-    for (size_t r = 0; r < read.size(); ++r) {
-      if (!overlap(written[w], read[r], rows, heads)) continue;
-      if (w == r && written[w].same_as(read[r])) continue;
-      return invalid(written[w].name, "memory apart from " + read[r].name + ", or the same address, type and strides as its own",
+Status check_alias(const Side& out, const Side& in, const std::string& name, int64_t rows,
+                   int64_t heads, int64_t width) {
+  const std::vector<Array> written = arrays_of("out", out, width),
+                           read = arrays_of(name, in, width);
+  for (size_t r = 0; r < read.size(); ++r) {
+    Extent source, target;
+    ATTNFOLD_RETURN_IF_ERROR(extent_of_array(read[r], rows, heads, &source));
+    for (size_t w = 0; w < written.size(); ++w) {
+      ATTNFOLD_RETURN_IF_ERROR(extent_of_array(written[w], rows, heads, &target));
+      if (!overlap(target, source) || (w == r && written[w].same_as(read[r]))) continue;
+      return invalid(written[w].name,
+                     "memory apart from " + read[r].name +
+                         ", or the same address, type and strides as its own",
                      "memory that overlaps it");
     }
   }
@@ -140,7 +140,8 @@ class RowMerge {
       live_[num_live++] = {i, {s.base2 ? raw * kLn2 : raw, l}, raw};
       max = merge_max(max, live_[num_live - 1].side);
     }
-    if (num_live == 1 && sides_[live_[0].index].normalised) return copy(live_[0].index, live_[0].raw, row, head);
+    if (num_live == 1 && sides_[live_[0].index].normalised)
+      return copy(live_[0].index, live_[0].raw, row, head);
     float total = 0.0f;
     for (size_t i = 0; i < num_live; ++i) {
       scale_[i] = merge_weight(max, live_[i].side);
@@ -166,18 +167,21 @@ class RowMerge {
   struct Live {
     size_t index;
     MergeSide side;
-    float raw;   // lse as stored
+    float raw;  // lse as stored
   };
 
   static char* row_of(const Side& s, int64_t row, int64_t head) {
     return s.o + (row * s.o_row + head * s.o_head) * dtype_bytes(s.o_dtype);
   }
-  float& lse_of_out(int64_t row, int64_t head) { return out_.lse[row * out_.lse_row + head * out_.lse_head]; }
+  float& lse_of_out(int64_t row, int64_t head) {
+    return out_.lse[row * out_.lse_row + head * out_.lse_head];
+  }
 
   void copy(size_t index, float raw, int64_t row, int64_t head) {
     const Side& s = sides_[index];
     for (int64_t d = 0; d < width_; ++d) {
-      store_f32(row_of(out_, row, head), out_.o_dtype, d, load_f32(row_of(s, row, head), s.o_dtype, d));
+      store_f32(row_of(out_, row, head), out_.o_dtype, d,
+                load_f32(row_of(s, row, head), s.o_dtype, d));
     }
     lse_of_out(row, head) = s.base2 == out_.base2 ? raw : raw * (s.base2 ? kLn2 : kLog2E);
   }
@@ -195,28 +199,38 @@ class RowMerge {
 
 }  // namespace
 
-Status merge_states(int64_t rows, int32_t heads, int32_t width, const attnfold_state* states, int32_t n,
-                    const attnfold_state* out, const uint8_t* row_mask, int64_t row_mask_stride) {
+Status merge_states(int64_t rows, int32_t heads, int32_t width, const attnfold_state* states,
+                    int32_t n, const attnfold_state* out, const uint8_t* row_mask,
+                    int64_t row_mask_stride) {
   if (rows < 0 || rows > INT32_MAX) return invalid("rows", "0.." + std::to_string(INT32_MAX), rows);
   if (heads < 0 || heads > 1 << 16) return invalid("heads", "0.." + std::to_string(1 << 16), heads);
-  if (width < 1 || width > 1 << 16) return invalid("head_dim_vo", "1.." + std::to_string(1 << 16), width);
+  if (width < 1 || width > 1 << 16)
+    return invalid("head_dim_vo", "1.." + std::to_string(1 << 16), width);
   if (n < 0 || n > 1 << 20) return invalid("n", "0.." + std::to_string(1 << 20), n);
   if (n > 0 && !states) return invalid("states", "[n] states", "NULL");
   Side target;
   bool sink = false, any_sink = false;
-  ATTNFOLD_RETURN_IF_ERROR(resolve("out", out, rows, heads, width, &target, &sink));
-  if (!target.normalised) return invalid("out.normalised", "1", 0);
+  ATTNFOLD_RETURN_IF_ERROR(resolve("out", true, out, rows, heads, width, &target, &sink));
   if (rows * heads > 0) {
-    ATTNFOLD_RETURN_IF_ERROR(check_output_strides("out.o", rows, target.o_row, heads, target.o_head, width));
-    ATTNFOLD_RETURN_IF_ERROR(check_output_strides("out.lse", rows, target.lse_row, heads, target.lse_head, 1));
+    for (const Array& a : arrays_of("out", target, width)) {
+      Extent extent;
+      ATTNFOLD_RETURN_IF_ERROR(extent_of_array(a, rows, heads, &extent));
+    }
+    ATTNFOLD_RETURN_IF_ERROR(
+        check_output_strides("out.o", rows, target.o_row, heads, target.o_head, width));
+    ATTNFOLD_RETURN_IF_ERROR(
+        check_output_strides("out.lse", rows, target.lse_row, heads, target.lse_head, 1));
   }
   std::vector<Side> sides(static_cast<size_t>(n));
   for (int32_t i = 0; i < n; ++i) {
     const std::string name = indexed("states", i);
-    ATTNFOLD_RETURN_IF_ERROR(resolve(name, states + i, rows, heads, width, &sides[i], &sink));
-    if (sink && any_sink) return invalid(name + ".sink_included", "0 (another side counts the sink already)", 1);
+    ATTNFOLD_RETURN_IF_ERROR(
+        resolve(name, false, states + i, rows, heads, width, &sides[i], &sink));
+    if (sink && any_sink)
+      return invalid(name + ".sink_included", "0 (another side counts the sink already)", 1);
     any_sink = any_sink || sink;
-    if (rows * heads > 0) ATTNFOLD_RETURN_IF_ERROR(check_alias(target, sides[i], name, rows, heads, width));
+    if (rows * heads > 0)
+      ATTNFOLD_RETURN_IF_ERROR(check_alias(target, sides[i], name, rows, heads, width));
   }
   RowMerge merge(sides, target, width);
   for (int64_t row = 0; row < rows; ++row) {

@@ -6,7 +6,8 @@
 namespace attnfold {
 
 /** attnfold_merge, with its arguments; see attnfold.h. */
-Status merge_states(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states, int32_t n,
-                    const attnfold_state* out, const uint8_t* row_mask, int64_t row_mask_stride);
+Status merge_states(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states,
+                    int32_t n, const attnfold_state* out, const uint8_t* row_mask,
+                    int64_t row_mask_stride);
 
 }  // namespace attnfold

@@ -1,4 +1,5 @@
-// Status and Result: how functions of the library fail.  Messages read `<argument>: expected <what>, got <value>`.
+// Status and Result: how functions of the library fail.  Messages read `<argument>: expected
+// <what>, got <value>`.
 #pragma once
 
 #include <string>
@@ -32,13 +33,15 @@ Status invalid(const std::string& argument, const std::string& expected, const T
   return {ATTNFOLD_INVALID_ARGUMENT, argument + ": expected " + expected + ", got " + value};
 }
 
-inline std::string indexed(const char* name, long long i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
+inline std::string indexed(const char* name, long long i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
 
 }  // namespace attnfold
 
 /** Returns from the enclosing function if the status is an error. */
-#define ATTNFOLD_RETURN_IF_ERROR(expression)              \
-  do {                                                    \
-    ::attnfold::Status status_ = (expression);            \
-    if (!status_.ok()) return status_;                    \
+#define ATTNFOLD_RETURN_IF_ERROR(expression)   \
+  do {                                         \
+    ::attnfold::Status status_ = (expression); \
+    if (!status_.ok()) return status_;         \
   } while (0)

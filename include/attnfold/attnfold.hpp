@@ -1,4 +1,5 @@
-// The C++20 face of attnfold.h: a plan that frees itself, and errors as values.  Header only; everything else is the C ABI.
+// The C++20 face of attnfold.h: a plan that frees itself, and errors as values.  Header only;
+// everything else is the C ABI.
 #ifndef ATTNFOLD_ATTNFOLD_HPP_
 #define ATTNFOLD_ATTNFOLD_HPP_
 
@@ -34,8 +35,8 @@ inline Outcome outcome_of(attnfold_status status) {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                 // NOLINT: implicit on purpose
-  Result(Outcome failure) : failure_(std::move(failure)) {}     // NOLINT
+  Result(T value) : value_(std::move(value)) {}              // NOLINT: implicit on purpose
+  Result(Outcome failure) : failure_(std::move(failure)) {}  // NOLINT
 
   bool ok() const { return value_.has_value(); }
   const Outcome& outcome() const { return failure_; }
@@ -53,7 +54,8 @@ class [[nodiscard]] Result {
 /** attnfold_plan, owned.  Movable; each method is the C function of its name. */
 class Plan {
  public:
-  static Result<Plan> create(const attnfold_problem& problem, const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  static Result<Plan> create(const attnfold_problem& problem,
+                             const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
     attnfold_plan* plan = nullptr;
     const attnfold_status status = attnfold_plan_create(&problem, &execution, &plan);
     if (status != ATTNFOLD_OK) return outcome_of(status);
@@ -64,8 +66,10 @@ class Plan {
     return outcome_of(attnfold_plan_update(plan_.get(), &lengths, stream));
   }
   size_t workspace_bytes() const { return attnfold_plan_workspace_bytes(plan_.get()); }
-  Outcome run(const attnfold_tensors& tensors, std::span<std::byte> workspace, void* stream = nullptr) const {
-    return outcome_of(attnfold_plan_run(plan_.get(), &tensors, workspace.data(), workspace.size(), stream));
+  Outcome run(const attnfold_tensors& tensors, std::span<std::byte> workspace,
+              void* stream = nullptr) const {
+    return outcome_of(
+        attnfold_plan_run(plan_.get(), &tensors, workspace.data(), workspace.size(), stream));
   }
   /** The current schedule; all zero before the first update. */
   attnfold_plan_report report() const {
@@ -87,10 +91,12 @@ class Plan {
 };
 
 /** attnfold_merge over states held in a span. */
-inline Outcome merge(int64_t rows, int32_t heads, int32_t head_dim_vo, std::span<const attnfold_state> states,
-                     const attnfold_state& out, const uint8_t* row_mask = nullptr, int64_t row_mask_stride = 1) {
-  return outcome_of(attnfold_merge(rows, heads, head_dim_vo, states.data(), static_cast<int32_t>(states.size()), &out,
-                                   row_mask, row_mask_stride));
+inline Outcome merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                     std::span<const attnfold_state> states, const attnfold_state& out,
+                     const uint8_t* row_mask = nullptr, int64_t row_mask_stride = 1) {
+  return outcome_of(attnfold_merge(rows, heads, head_dim_vo, states.data(),
+                                   static_cast<int32_t>(states.size()), &out, row_mask,
+                                   row_mask_stride));
 }
 
 }  // namespace attnfold::api

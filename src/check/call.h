@@ -1,4 +1,5 @@
-// One attention call in host memory: what a call file holds, what tests draw, what the oracle and the engine both answer.
+// One attention call in host memory: what a call file holds, what tests draw, what the oracle and
+// the engine both answer.
 #pragma once
 
 #include <cstddef>
@@ -31,14 +32,15 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/** A 3D view of (row, head, element) for q and o, or (page or 0, token, head, element) for k and v; strides in elements. */
+/** A 3D view of (row, head, element) for q and o, or (page or 0, token, head, element) for k and v;
+ * strides in elements. */
 struct Strides {
   int64_t page = 0, token = 0, head = 0;  // q, o, lse: token is the row
 };
 
 /**
- * A call owns its tensors.  Every stride is set (never 0 = packed), so that the oracle needs no defaults.
- * The problem's maxima are at least the call's own sizes.
+ * A call owns its tensors.  Every stride is set (never 0 = packed), so that the oracle needs no
+ * defaults. The problem's maxima are at least the call's own sizes.
  */
 struct Call {
   attnfold_problem problem = ATTNFOLD_PROBLEM_INIT;
@@ -48,35 +50,41 @@ struct Call {
   std::vector<int32_t> kv_len;       // [batch]
   std::vector<int32_t> block_table;  // [batch, block_table_stride], or empty
   int64_t block_table_stride = 0;
-  std::vector<int32_t> kv_indptr;    // [batch + 1]: CSR pages, or ragged rows; or empty
-  std::vector<int32_t> kv_indices;   // CSR page ids; or empty
-  int64_t num_kv_rows = 0;           // ragged only
+  std::vector<int32_t> kv_indptr;   // [batch + 1]: CSR pages, or ragged rows; or empty
+  std::vector<int32_t> kv_indices;  // CSR page ids; or empty
+  int64_t num_kv_rows = 0;          // ragged only
 
-  std::shared_ptr<Buffer> q, k, v;   // shared, so that variants of a call (page size, order) are cheap to make
+  std::shared_ptr<Buffer> q, k,
+      v;  // shared, so that variants of a call (page size, order) are cheap to make
   Strides q_strides, k_strides, v_strides;
-  int64_t q_offset = 0, k_offset = 0, v_offset = 0;  // elements from the buffer's start to element (0, 0, 0)
+  int64_t q_offset = 0, k_offset = 0,
+          v_offset = 0;  // elements from the buffer's start to element (0, 0, 0)
 
-  std::vector<float> alibi_slopes;   // [qo_heads], or empty
-  std::vector<float> sink_logits;    // [qo_heads], or empty
+  std::vector<float> alibi_slopes;  // [qo_heads], or empty
+  std::vector<float> sink_logits;   // [qo_heads], or empty
 
-  // What a recording engine answered, if known: packed [qo_rows, qo_heads, head_dim_vo], [qo_rows, qo_heads].
+  // What a recording engine answered, if known: packed [qo_rows, qo_heads, head_dim_vo], [qo_rows,
+  // qo_heads].
   std::shared_ptr<Buffer> recorded_o;
   DType recorded_o_dtype = DType::f32;
-  std::vector<float> recorded_lse;   // natural log, rows x heads whatever the file's base and layout; empty if not recorded
-  std::string origin;                // for people
-  std::string recorded_by;           // which engine answered, for people
+  std::vector<float> recorded_lse;  // natural log, rows x heads whatever the file's base and
+                                    // layout; empty if not recorded
+  std::string origin;               // for people
+  std::string recorded_by;          // which engine answered, for people
 
   int32_t num_rows() const { return qo_indptr.empty() ? 0 : qo_indptr.back(); }
   int32_t group_size() const { return problem.qo_heads / problem.kv_heads; }
 
-  /** Page id or row base and offset of key `token` of request `r`: element offset of (token, head 0) in k or v. */
+  /** Page id or row base and offset of key `token` of request `r`: element offset of (token, head
+   * 0) in k or v. */
   int64_t kv_element_offset(int32_t r, int32_t token, const Strides& s, int64_t offset) const;
 
-  attnfold_lengths lengths() const;   // views into this call
-  attnfold_tensors tensors() const;   // o and lse left NULL
+  attnfold_lengths lengths() const;  // views into this call
+  attnfold_tensors tensors() const;  // o and lse left NULL
 };
 
-/** Keys [0, sink_end) and [begin, end) of a request: those that at least one of its rows sees.  Empty if it has no new token. */
+/** Keys [0, sink_end) and [begin, end) of a request: those that at least one of its rows sees.
+ * Empty if it has no new token. */
 struct KeyRange {
   int64_t begin = 0, end = 0;
   int64_t sink_end = 0;  // < begin, or 0
@@ -90,13 +98,14 @@ KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_l
 
 /** An answer in the call's o_dtype, packed. */
 struct Answer {
-  Buffer o;                  // [qo_rows, qo_heads, head_dim_vo]
-  std::vector<float> lse;    // [qo_rows, qo_heads]
+  Buffer o;                // [qo_rows, qo_heads, head_dim_vo]
+  std::vector<float> lse;  // [qo_rows, qo_heads]
   attnfold_plan_report report{};
   std::string kernel, numerics_id;
 };
 
-/** Runs the engine through its public API.  o and lse are poisoned before the run.  On failure `error` is set. */
+/** Runs the engine through its public API.  o and lse are poisoned before the run.  On failure
+ * `error` is set. */
 struct RunResult {
   attnfold_status status = ATTNFOLD_OK;
   std::string error;

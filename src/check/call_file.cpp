@@ -24,10 +24,9 @@ const std::set<std::string> kTensors = {
     "q",   "qo_indptr", "k_cache",    "v_cache", "block_table", "kv_len",       "o",
     "lse", "kv_indptr", "kv_indices", "k",       "v",           "alibi_slopes", "sink_logits"};
 const std::set<std::string> kMetadata = {
-    "format",      "mask",         "sm_scale",   "page_size", "kv_layout",
-    "window_left", "window_right", "k_scale",    "v_scale",   "logits_softcap",
-    "sink_tokens", "lse_base",     "lse_layout", "origin",    "recorded_by",
-    "attention_chunk"};
+    "format",       "mask",    "sm_scale",    "page_size",      "kv_layout",   "window_left",
+    "window_right", "k_scale", "v_scale",     "logits_softcap", "sink_tokens", "lse_base",
+    "lse_layout",   "origin",  "recorded_by", "attention_chunk"};
 
 bool is_note(const std::string& name) { return name.rfind("x_", 0) == 0; }
 

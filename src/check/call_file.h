@@ -1,4 +1,5 @@
-// Reads and writes call files: safetensors files of the format attnfold-call-1 (docs/call-format.md).
+// Reads and writes call files: safetensors files of the format attnfold-call-1
+// (docs/call-format.md).
 #pragma once
 
 #include <string>

@@ -4,7 +4,8 @@
 namespace attnfold::check::cases {
 namespace {
 
-/** q and k such that the score of key j, with sm_scale 1, is value(j): q is 1 in its first element. */
+/** q and k such that the score of key j, with sm_scale 1, is value(j): q is 1 in its first element.
+ */
 template <typename Value>
 void fill_scores(Call& call, Value value) {
   fill_q(call, [](int, int, int, int e) { return e == 0 ? 1.0f : 0.0f; });
@@ -78,7 +79,8 @@ std::string sink_counted_once_across_splits(uint64_t seed, const char* isa) {
         if (o_at(call, answer, 2, head, 0) != 0) return heading + ": o of an empty row is not 0";
       }
       spec.problem.window_left = -1;  // all 4096 keys, over two super-chunks
-      ATTNFOLD_HOLD(in(heading + ", no window", right_under(generate(spec, seed), x, {1, 2, 8, 32})));
+      ATTNFOLD_HOLD(
+          in(heading + ", no window", right_under(generate(spec, seed), x, {1, 2, 8, 32})));
     }
   }
   return "";

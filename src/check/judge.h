@@ -12,28 +12,31 @@ namespace attnfold::check {
 /** The bound of promise P1, in one place.  docs/numerics.md states it. */
 struct Bound {
   double naive_factor = 2.0;
-  double floor = 0x1p-20;       // times max|v| for o, times max(1, |lse|) for lse
+  double floor = 0x1p-20;  // times max|v| for o, times max(1, |lse|) for lse
 };
 
 struct Judgement {
   bool right = true;
-  std::string text;             // the first wrong row, with request, token, head, both values and the bound; or a summary
-  double worst_o = 0;           // largest error / bound, over rows
+  std::string text;    // the first wrong row, with request, token, head, both values and the bound;
+                       // or a summary
+  double worst_o = 0;  // largest error / bound, over rows
   double worst_lse = 0;
   double max_o_err = 0, max_lse_err = 0;
 };
 
 /**
- * Row by row: empties exactly, NaN and Inf at the oracle's positions, all else within the bound plus `roundings` roundings
- * (half a unit in the last place each) of o's stored dtype.
+ * Row by row: empties exactly, NaN and Inf at the oracle's positions, all else within the bound
+ * plus `roundings` roundings (half a unit in the last place each) of o's stored dtype.
  */
-Judgement judge(const Call& call, const ref::Truth& truth, const void* o, DType o_dtype, const float* lse /* may be NULL */,
-                int roundings, Bound bound = {});
+Judgement judge(const Call& call, const ref::Truth& truth, const void* o, DType o_dtype,
+                const float* lse /* may be NULL */, int roundings, Bound bound = {});
 
 /** "" if the two answers are the same bytes; else the first difference, in words. */
 std::string first_difference(const Call& call, const Answer& a, const Answer& b);
 
-/** Executions whose schedules are distinct (by schedule_id), at most `want`; the first is the default one. */
-std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, uint64_t seed, const char* isa);
+/** Executions whose schedules are distinct (by schedule_id), at most `want`; the first is the
+ * default one. */
+std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, uint64_t seed,
+                                                   const char* isa);
 
 }  // namespace attnfold::check

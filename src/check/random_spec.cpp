@@ -64,35 +64,23 @@ void draw_problem(Dice& dice, attnfold_problem* p) {
 
 int32_t draw_kv_len(Dice& dice) {
   switch (dice.between(0, 9)) {
-    case 0:
-      return dice.between(0, 3);
-    case 1:
-      return dice.between(1, 4) * ATTNFOLD_LEAF + dice.between(-1, 1);
-    case 2:
-      return kSuperChunkKeys + dice.between(-1, 1);
-    case 3:
-      return dice.between(0, 3 * kSuperChunkKeys);
-    case 4:
-      return 4 * kSuperChunkKeys + dice.between(1, 1000);
-    default:
-      return dice.between(1, 700);
+    case 0: return dice.between(0, 3);
+    case 1: return dice.between(1, 4) * ATTNFOLD_LEAF + dice.between(-1, 1);
+    case 2: return kSuperChunkKeys + dice.between(-1, 1);
+    case 3: return dice.between(0, 3 * kSuperChunkKeys);
+    case 4: return 4 * kSuperChunkKeys + dice.between(1, 1000);
+    default: return dice.between(1, 700);
   }
 }
 
 int32_t draw_qo_len(Dice& dice, int32_t kv_len) {
   switch (dice.between(0, 9)) {
-    case 0:
-      return 0;
-    case 1:
-      return dice.between(2, 8);  // speculative verification
-    case 2:
-      return std::min(kv_len, 200);  // the end of a prompt, or all of it
-    case 3:
-      return dice.between(1, std::max(1, std::min(kv_len, 150)));
-    case 4:
-      return std::min(kv_len, 40) + dice.between(1, 5);  // more queries than keys, if short
-    default:
-      return 1;
+    case 0: return 0;
+    case 1: return dice.between(2, 8);     // speculative verification
+    case 2: return std::min(kv_len, 200);  // the end of a prompt, or all of it
+    case 3: return dice.between(1, std::max(1, std::min(kv_len, 150)));
+    case 4: return std::min(kv_len, 40) + dice.between(1, 5);  // more queries than keys, if short
+    default: return 1;
   }
 }
 

@@ -1,4 +1,5 @@
-// Storage types and their exact scalar decode; the only numerics that the oracle shares with the kernels.
+// Storage types and their exact scalar decode; the only numerics that the oracle shares with the
+// kernels.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,9 @@ ATTNFOLD_HD inline float float_of(uint32_t u) {
   return x;
 }
 
-ATTNFOLD_HD inline float bf16_to_f32(uint16_t h) { return float_of(static_cast<uint32_t>(h) << 16); }
+ATTNFOLD_HD inline float bf16_to_f32(uint16_t h) {
+  return float_of(static_cast<uint32_t>(h) << 16);
+}
 
 /** Round to nearest even; a NaN stays one and becomes quiet. */
 ATTNFOLD_HD inline uint16_t f32_to_bf16(float x) {
@@ -46,8 +49,10 @@ ATTNFOLD_HD inline float f16_to_f32(uint16_t h) {
     const uint32_t quiet = magnitude > 0x7c00u ? 0x400000u : 0u;
     return float_of(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13) | quiet);
   }
-  if (magnitude >= 0x400u) return float_of(sign | ((magnitude << 13) + 0x38000000u));  // rebias by 112
-  return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));          // subnormal: exact product
+  if (magnitude >= 0x400u)
+    return float_of(sign | ((magnitude << 13) + 0x38000000u));  // rebias by 112
+  return float_of(sign |
+                  bits_of(static_cast<float>(magnitude) * 0x1p-24f));  // subnormal: exact product
 }
 
 /** Round to nearest even, overflow to Inf; a NaN stays one and becomes quiet. */

@@ -1,11 +1,11 @@
 // The state of a row and the canonical fold.
 //
-// A row's state over a set of keys is (m, l, o): m the largest score in the log2 domain, l = sum 2^(x - m),
-// o = sum 2^(x - m) * v.  m = -inf says that the row saw no key, and nothing else does: a leaf in which a row sees a key has
-// m >= -FLT_MAX, whatever the scores are.  The states with merge are a commutative monoid; floating point needs one
-// bracketing, and it is this:
+// A row's state over a set of keys is (m, l, o): m the largest score in the log2 domain, l = sum
+// 2^(x - m), o = sum 2^(x - m) * v.  m = -inf says that the row saw no key, and nothing else does:
+// a leaf in which a row sees a key has m >= -FLT_MAX, whatever the scores are.  The states with
+// merge are a commutative monoid; floating point needs one bracketing, and it is this:
 //   1. a leaf is kLeaf keys at absolute positions; its state is computed from nothing;
-//   2. leaves are folded into their super-chunk (kSuperChunk leaves at absolute positions) left to right;
+//   2. leaves are folded left to right into their super-chunk, kSuperChunk leaves at absolute places;
 //   3. super-chunks are folded into the row left to right;
 //   4. a state with m = -inf is skipped.
 // Who computes which leaf is free; this is not.
@@ -19,11 +19,12 @@
 
 namespace attnfold {
 
-constexpr int kLeaf = 128;        // keys
-constexpr int kSuperChunk = 16;   // leaves
+constexpr int kLeaf = 128;       // keys
+constexpr int kSuperChunk = 16;  // leaves
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.693147180559945309417f;
-constexpr float kLowest = -3.402823466e+38f;  // -FLT_MAX: where the maximum of visible scores starts
+constexpr float kLowest =
+    -3.402823466e+38f;  // -FLT_MAX: where the maximum of visible scores starts
 
 namespace lane {  // one lane: float
 
@@ -52,7 +53,9 @@ ATTNFOLD_LANE_FN float scale_by_power_of_two(float p, float n) {
   return float_of(bits_of(p) + (static_cast<uint32_t>(static_cast<int32_t>(n)) << 23));
 }
 ATTNFOLD_LANE_FN float zero_below(float x, float limit, float y) { return x < limit ? 0.0f : y; }
-ATTNFOLD_LANE_FN float select_below(float x, float limit, float below, float other) { return x < limit ? below : other; }
+ATTNFOLD_LANE_FN float select_below(float x, float limit, float below, float other) {
+  return x < limit ? below : other;
+}
 
 #include "core/lane_math.inl"
 
@@ -86,10 +89,12 @@ ATTNFOLD_HD inline float log_f32(float x) {
   return lane::fma(static_cast<float>(e), kLn2, log_f);
 }
 
-/** How two non-empty states fold: the side with the larger maximum stays as it is, the other is scaled and added. */
+/** How two non-empty states fold: the side with the larger maximum stays as it is, the other is
+ * scaled and added. */
 struct FoldStep {
-  bool b_leads;   // else a leads, also when the maxima are equal: the scale is then exactly 1 and the sum symmetric
-  float scale;    // of the side that does not lead
+  bool b_leads;  // else a leads, also when the maxima are equal: the scale is then exactly 1 and
+                 // the sum symmetric
+  float scale;   // of the side that does not lead
 };
 
 ATTNFOLD_HD inline FoldStep fold_step(float m_a, float m_b) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#define ATTNFOLD_HD __host__ __device__          // small: always inlined
-#define ATTNFOLD_HD_LARGE __host__ __device__    // not worth it
+#define ATTNFOLD_HD __host__ __device__        // small: always inlined
+#define ATTNFOLD_HD_LARGE __host__ __device__  // not worth it
 #else
 #define ATTNFOLD_HD __attribute__((always_inline))
 #define ATTNFOLD_HD_LARGE

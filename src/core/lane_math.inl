@@ -1,8 +1,10 @@
-// 2^x and tanh for one lane type.  No include guard: included once inside each namespace that defines `Lanes` (float, or 16
-// floats) and the operations named below, so that scalar, SIMD and device code evaluate one polynomial in one order.
+// 2^x and tanh for one lane type.  No include guard: included once inside each namespace that
+// defines `Lanes` (float, or 16 floats) and the operations named below, so that scalar, SIMD and
+// device code evaluate one polynomial in one order.
 
-// x <= 127.  exp2_lanes(0) == 1 and exp2_lanes(-inf) == 0 exactly; below 2^-126 the result is 0; NaN gives NaN.
-// Relative error at most 6.8e-8 (1.14 x 2^-24) on every float: minimax polynomial of degree 6 on [-1/2, 1/2] with constant term 1.
+// x <= 127.  exp2_lanes(0) == 1 and exp2_lanes(-inf) == 0 exactly; below 2^-126 the result is 0;
+// NaN gives NaN. Relative error at most 6.8e-8 (1.14 x 2^-24) on every float: minimax polynomial of
+// degree 6 on [-1/2, 1/2] with constant term 1.
 
 ATTNFOLD_LANE_FN Lanes exp2_lanes(Lanes x) {
   const Lanes bounded = max_keep_nan(splat(-127.0f), x);  // the second operand, if it is NaN
@@ -18,8 +20,8 @@ ATTNFOLD_LANE_FN Lanes exp2_lanes(Lanes x) {
   return zero_below(x, -126.0f, scale_by_power_of_two(p, n));
 }
 
-// tanh within 1.3 units of 2^-24 (relative) below 0.625, where it is x + x^3 P(x^2), and 2.5 of 2^-24 (absolute) above, where
-// it is 1 - 2 / (e^2x + 1) with the sign of x.  NaN gives NaN.
+// tanh within 1.3 units of 2^-24 (relative) below 0.625, where it is x + x^3 P(x^2), and 2.5 of
+// 2^-24 (absolute) above, where it is 1 - 2 / (e^2x + 1) with the sign of x.  NaN gives NaN.
 ATTNFOLD_LANE_FN Lanes tanh_lanes(Lanes x) {
   const Lanes magnitude = abs(x);
   const Lanes z = mul(x, x);

@@ -1,4 +1,5 @@
-// Which keys a row sees.  The oracle states each mask again in its own words; a property test holds one to the other.
+// Which keys a row sees.  The oracle states each mask again in its own words; a property test holds
+// one to the other.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@ namespace attnfold {
 
 struct Mask {
   int32_t causal = 0;
-  int32_t window_left = -1;       // -1 = off
+  int32_t window_left = -1;  // -1 = off
   int32_t window_right = -1;
-  int32_t attention_chunk = 0;    // 0 = off
+  int32_t attention_chunk = 0;  // 0 = off
   int32_t sink_tokens = 0;
 };
 
@@ -25,14 +26,16 @@ ATTNFOLD_HD inline int64_t clamp_to(int64_t x, int64_t low, int64_t high) {
 }
 
 /** Keys that query `i` of a request sees; begin and end never fall as i grows. */
-ATTNFOLD_HD inline VisibleKeys visible_keys(const Mask& mask, int32_t qo_len, int32_t kv_len, int32_t i) {
+ATTNFOLD_HD inline VisibleKeys visible_keys(const Mask& mask, int32_t qo_len, int32_t kv_len,
+                                            int32_t i) {
   const int64_t position = static_cast<int64_t>(kv_len) - qo_len + i;
   int64_t begin = 0, end = kv_len;
   if (mask.causal) end = clamp_to(position + 1, 0, end);
   if (mask.window_right >= 0) end = clamp_to(position + mask.window_right + 1, 0, end);
   if (mask.window_left >= 0) begin = clamp_to(position - mask.window_left, 0, end);
   if (mask.attention_chunk > 0) {
-    const int64_t chunk = (position > 0 ? position : 0) / mask.attention_chunk * mask.attention_chunk;
+    const int64_t chunk =
+        (position > 0 ? position : 0) / mask.attention_chunk * mask.attention_chunk;
     begin = clamp_to(chunk, begin, end);
     end = clamp_to(chunk + mask.attention_chunk, begin, end);
   }
@@ -42,7 +45,8 @@ ATTNFOLD_HD inline VisibleKeys visible_keys(const Mask& mask, int32_t qo_len, in
 }
 
 /** Keys that some query of [i, i + n) sees, and perhaps a few between. */
-ATTNFOLD_HD inline VisibleKeys visible_keys(const Mask& mask, int32_t qo_len, int32_t kv_len, int32_t i, int32_t n) {
+ATTNFOLD_HD inline VisibleKeys visible_keys(const Mask& mask, int32_t qo_len, int32_t kv_len,
+                                            int32_t i, int32_t n) {
   const VisibleKeys first = visible_keys(mask, qo_len, kv_len, i);
   const VisibleKeys last = visible_keys(mask, qo_len, kv_len, i + n - 1);
   return {first.sink, first.begin < last.end ? first.begin : last.end, last.end};

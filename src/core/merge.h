@@ -1,25 +1,30 @@
 // The merge of finished results of one row: how much each side weighs.
 //
-// Weights are scaled before they meet the outputs: they are non-negative and sum to 1, so the result stays within the range
-// of its inputs and nothing overflows.  Products and sums are rounded one by one, so two sides commute bit for bit.
-// Source: Ye et al. 2025 (FlashInfer), section 2.2.
+// Weights are scaled before they meet the outputs: they are non-negative and sum to 1, so the
+// result stays within the range of its inputs and nothing overflows.  Products and sums are rounded
+// one by one, so two sides commute bit for bit. Source: Ye et al. 2025 (FlashInfer), section 2.2.
 #pragma once
 
 #include "core/fold.h"
 
 namespace attnfold {
 
-/** One side of a merge, as far as its weight goes: natural-log reference and the mass relative to it. */
+/** One side of a merge, as far as its weight goes: natural-log reference and the mass relative to
+ * it. */
 struct MergeSide {
   float lse;
-  float mass;   // 1 if normalised, else l
+  float mass;  // 1 if normalised, else l
 };
 
 /** The larger reference; a NaN is passed over. */
-ATTNFOLD_HD inline float merge_max(float m, MergeSide side) { return lane::max_keep_nan(side.lse, m); }
+ATTNFOLD_HD inline float merge_max(float m, MergeSide side) {
+  return lane::max_keep_nan(side.lse, m);
+}
 
 /** e^(lse - max): what multiplies o; times the mass, what it adds to the total. */
-ATTNFOLD_HD inline float merge_weight(float max, MergeSide side) { return exp2_f32((side.lse - max) * kLog2E); }
+ATTNFOLD_HD inline float merge_weight(float max, MergeSide side) {
+  return exp2_f32((side.lse - max) * kLog2E);
+}
 
 ATTNFOLD_HD inline float merge_lse(float max, float total) { return max + log_f32(total); }
 

@@ -12,17 +12,18 @@ struct Problem {
   int32_t qo_heads, kv_heads, group_size;
   int32_t head_dim_qk, head_dim_vo;
   DType q_dtype, kv_dtype, o_dtype;
-  int32_t ragged;        // 1: k and v are rows at kv_indptr; 0: pages
+  int32_t ragged;  // 1: k and v are rows at kv_indptr; 0: pages
   int32_t page_size;
   Mask mask;
-  float score_scale;     // sm_scale * log2(e), rounded down: scores are kept in the log2 domain
-  float score_scale_low; // what the rounding took off, > 0: the two together have 48 bits
-  float softcap;         // 0 = off; else score = softcap_log2 * tanh(q.k * softcap_scale)
-  float softcap_scale;   // sm_scale / softcap
-  float softcap_log2;    // softcap * log2(e)
+  float score_scale;      // sm_scale * log2(e), rounded down: scores are kept in the log2 domain
+  float score_scale_low;  // what the rounding took off, > 0: the two together have 48 bits
+  float softcap;          // 0 = off; else score = softcap_log2 * tanh(q.k * softcap_scale)
+  float softcap_scale;    // sm_scale / softcap
+  float softcap_log2;     // softcap * log2(e)
 };
 
-/** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides in elements. */
+/** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides
+ * in elements. */
 template <class Byte>
 struct View {
   Byte* data;
@@ -33,20 +34,20 @@ struct View {
 struct Tensors {
   View<const char> q, k, v;
   View<char> o;
-  float* lse;            // or null
+  float* lse;  // or null
   int64_t lse_stride_row, lse_stride_head;
-  const float* alibi_slopes;     // [qo_heads] or null
-  const float* sink_logits;      // [qo_heads] or null
+  const float* alibi_slopes;  // [qo_heads] or null
+  const float* sink_logits;   // [qo_heads] or null
 };
 
 /** The lengths of one step.  One of block_table and kv_indices is set, or neither if ragged. */
 struct Lengths {
   int32_t batch;
-  const int32_t* qo_indptr;     // [batch + 1]
-  const int32_t* kv_len;        // [batch]
-  const int32_t* block_table;   // [batch, block_table_stride]
+  const int32_t* qo_indptr;    // [batch + 1]
+  const int32_t* kv_len;       // [batch]
+  const int32_t* block_table;  // [batch, block_table_stride]
   int64_t block_table_stride;
-  const int32_t* kv_indptr;     // [batch + 1]
+  const int32_t* kv_indptr;  // [batch + 1]
   const int32_t* kv_indices;
 };
 

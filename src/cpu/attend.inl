@@ -2,8 +2,8 @@
 // Included inside an ISA's anonymous namespace, after scores.inl and values.inl.
 //
 // Data movement per leaf of 128 keys, for a unit of R rows over H kv heads:
-//   K, V   memory -> registers, each byte once for each block of 4 rows, in memory order (16 keys, then head by head);
-//          a further block of rows finds them in L1.  2 * 128 * H * head_dim * element bytes from memory.
+//   K, V   memory -> registers, in memory order: 16 keys, then head by head.  Each byte once from
+//          memory, 2 * 128 * H * head_dim * element bytes; further blocks of 4 rows find it in L1.
 //   S, P   [R, 128] f32 in L1/L2          Q      [R, head_dim] packed once per item
 //   O      leaf, super-chunk and row accumulators, 3 x [R, head_dim] f32 in L1/L2
 // 16 keys of all heads ahead are prefetched to L2 in the same order.
@@ -14,11 +14,13 @@ struct LeafRows {
 };
 
 /** Points rows [begin, end) of `out`. */
-ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths, const View<const char>& view, int request,
-                                    int leaf, int begin, int end, LeafRows* out) {
+ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths,
+                                    const View<const char>& view, int request, int leaf, int begin,
+                                    int end, LeafRows* out) {
   const int64_t bytes = dtype_bytes(p.kv_dtype);
   if (p.ragged) {
-    const char* base = view.data + (static_cast<int64_t>(lengths.kv_indptr[request]) + static_cast<int64_t>(leaf) * kLeaf) *
+    const char* base = view.data + (static_cast<int64_t>(lengths.kv_indptr[request]) +
+                                    static_cast<int64_t>(leaf) * kLeaf) *
                                        view.stride_token * bytes;
     for (int n = begin; n < end; ++n) out->row[n] = base + n * view.stride_token * bytes;
     return;
@@ -28,13 +30,14 @@ ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths, co
   int64_t page = first / p.page_size, token = first % p.page_size;
   for (int n = begin; n < end; ++page, token = 0) {
     const char* base = view.data + pages[page] * view.stride_page * bytes;
-    for (; token < p.page_size && n < end; ++token, ++n) out->row[n] = base + token * view.stride_token * bytes;
+    for (; token < p.page_size && n < end; ++token, ++n)
+      out->row[n] = base + token * view.stride_token * bytes;
   }
 }
 
 /** Points the rows of `keys`; others among the same 16 repeat a valid one and are never used. */
-void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view, int request, int leaf,
-                const LeafKeys& keys, LeafRows* out) {
+void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view, int request,
+                int leaf, const LeafKeys& keys, LeafRows* out) {
   point_segment(p, lengths, view, request, leaf, 0, keys.sink, out);
   point_segment(p, lengths, view, request, leaf, keys.begin, keys.end, out);
   const char* valid = keys.sink > 0 ? out->row[0] : out->row[keys.begin];
@@ -51,14 +54,14 @@ struct UnitWork {
   const RunArgs& args;
   const Problem& p;
   const Unit& unit;
-  int head_rows;                 // rows of one kv head
+  int head_rows;  // rows of one kv head
   int rows;
-  int q_stride;                  // elements of a packed q row
-  typename S::Q* q;              // [rows, q_stride]
-  float* s;                      // [rows, kLeaf]: scores, then p
-  States leaf, chunk, total;     // [rows]
-  LeafKeys* seen;                // [num_qo] keys that the token sees of the leaf at hand
-  LeafRows *k, *v, *next_k;
+  int q_stride;                     // elements of a packed q row
+  typename S::Q* q = nullptr;       // [rows, q_stride]
+  float* s = nullptr;               // [rows, kLeaf]: scores, then p
+  States leaf{}, chunk{}, total{};  // [rows]
+  LeafKeys* seen = nullptr;         // [num_qo] keys that the token sees of the leaf at hand
+  LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
 };
 
 template <class T>
@@ -74,16 +77,22 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   const int max_rows = max_unit_rows(*args.shape);
   const int64_t o_stride = padded(p.head_dim_vo);
   char* at = args.scratch + static_cast<size_t>(worker) * args.scratch_bytes;
-  UnitWork<S> w{args, p, unit, unit.num_qo * p.group_size, unit_rows(*args.shape, unit), padded(p.head_dim_qk),
-                nullptr, nullptr, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
+  UnitWork<S> w{args,
+                p,
+                unit,
+                unit.num_qo * p.group_size,
+                unit_rows(*args.shape, unit),
+                padded(p.head_dim_qk)};
   w.k = take<LeafRows>(at, 1);
   w.v = take<LeafRows>(at, 1);
   w.next_k = take<LeafRows>(at, 1);
   w.seen = take<LeafKeys>(at, max_rows);
-  w.q = reinterpret_cast<typename S::Q*>(take<float>(at, static_cast<size_t>(max_rows) * w.q_stride));
+  w.q =
+      reinterpret_cast<typename S::Q*>(take<float>(at, static_cast<size_t>(max_rows) * w.q_stride));
   w.s = take<float>(at, static_cast<size_t>(max_rows) * kLeaf);
   States* const states[] = {&w.leaf, &w.chunk, &w.total};
-  for (States* s : states) *s = states_at(take<float>(at, max_rows * (o_stride + 2)), w.rows, o_stride);
+  for (States* s : states)
+    *s = states_at(take<float>(at, max_rows * (o_stride + 2)), w.rows, o_stride);
   return w;
 }
 
@@ -92,16 +101,19 @@ template <class S>
 void pack_queries(const UnitWork<S>& w) {
   const View<const char>& q = w.args.tensors.q;
   const int64_t bytes = dtype_bytes(w.p.q_dtype);
-  const int64_t first_row = w.args.lengths->qo_indptr[w.unit.request] + static_cast<int64_t>(w.unit.qo_begin);
+  const int64_t first_row =
+      w.args.lengths->qo_indptr[w.unit.request] + static_cast<int64_t>(w.unit.qo_begin);
   for (int r = 0; r < w.rows; ++r) {
     const int head = (w.unit.kv_head_begin + r / w.head_rows) * w.p.group_size + r % w.p.group_size;
     const int token = r % w.head_rows / w.p.group_size;
-    const char* row = q.data + ((first_row + token) * q.stride_token + head * q.stride_head) * bytes;
+    const char* row =
+        q.data + ((first_row + token) * q.stride_token + head * q.stride_head) * bytes;
     S::pack_q(row, w.p.q_dtype, w.p.head_dim_qk, w.q + static_cast<int64_t>(r) * w.q_stride);
   }
 }
 
-ATTNFOLD_LANE_FN void prefetch_rows(const LeafRows& rows, int n, int64_t head_offset, int64_t row_bytes) {
+ATTNFOLD_LANE_FN void prefetch_rows(const LeafRows& rows, int n, int64_t head_offset,
+                                    int64_t row_bytes) {
   for (int i = 0; i < 16; ++i) {
     const char* row = rows.row[n + i] + head_offset;
     for (int64_t b = 0; b < row_bytes; b += 64) prefetch(row + b);
@@ -123,7 +135,8 @@ ATTNFOLD_LANE_FN int next_group(const LeafKeys& keys, int n) {
 template <class S, int kChunks>
 void leaf_scores(const UnitWork<S>& w, const LeafKeys& keys) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
-  const int64_t head_bytes = w.args.tensors.k.stride_head * bytes, v_head_bytes = w.args.tensors.v.stride_head * bytes;
+  const int64_t head_bytes = w.args.tensors.k.stride_head * bytes,
+                v_head_bytes = w.args.tensors.v.stride_head * bytes;
   const int first = next_group(keys, 0);
   for (int n = first, next; n < kLeaf; n = next) {
     next = next_group(keys, n + 16);
@@ -135,8 +148,8 @@ void leaf_scores(const UnitWork<S>& w, const LeafKeys& keys) {
         prefetch_rows(*w.v, first, head * v_head_bytes, w.p.head_dim_vo * bytes);
       }
       const int64_t row = static_cast<int64_t>(h) * w.head_rows;
-      score_16_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n, head * head_bytes,
-                                w.p.head_dim_qk, w.s + row * kLeaf + n);
+      score_16_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n,
+                                head * head_bytes, w.p.head_dim_qk, w.s + row * kLeaf + n);
     }
   }
 }
@@ -146,9 +159,11 @@ struct RowStretches {
   int begin[kMaxRowBlock], end[kMaxRowBlock];
 };
 
-/** o of `rows` rows on their stretches: the keys that all of them see together, the others row by row; keys ascending. */
+/** o of `rows` rows on their stretches: the keys that all of them see together, the others row by
+ * row; keys ascending. */
 template <DType T, class S>
-void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches& keys, int64_t head_offset) {
+void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches& keys,
+                    int64_t head_offset) {
   int all_begin = keys.begin[0], all_end = keys.end[0];
   for (int r = 1; r < rows; ++r) {
     all_begin = keys.begin[r] > all_begin ? keys.begin[r] : all_begin;
@@ -157,14 +172,16 @@ void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches&
   const float* p = w.s + static_cast<int64_t>(row) * kLeaf;
   float* o = w.leaf.o + row * w.leaf.o_stride;
   const auto single = [&](int r, int from, int to) {
-    value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo, o + r * w.leaf.o_stride, 0);
+    value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo,
+                  o + r * w.leaf.o_stride, 0);
   };
   if (all_begin >= all_end) {
     for (int r = 0; r < rows; ++r) single(r, keys.begin[r], keys.end[r]);
     return;
   }
   for (int r = 0; r < rows; ++r) single(r, keys.begin[r], all_begin);
-  value_rows<T>(rows, p, w.v->row, head_offset, all_begin, all_end, w.p.head_dim_vo, o, w.leaf.o_stride);
+  value_rows<T>(rows, p, w.v->row, head_offset, all_begin, all_end, w.p.head_dim_vo, o,
+                w.leaf.o_stride);
   for (int r = 0; r < rows; ++r) single(r, all_end, keys.end[r]);
 }
 
@@ -188,7 +205,8 @@ void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_o
 template <DType T, class S>
 void leaf_values(const UnitWork<S>& w, const LeafKeys& keys, const LeafKeys* next_leaf) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
-  const int64_t head_bytes = w.args.tensors.v.stride_head * bytes, k_head_bytes = w.args.tensors.k.stride_head * bytes;
+  const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
+                k_head_bytes = w.args.tensors.k.stride_head * bytes;
   for (int n = next_group(keys, 0), next; n < kLeaf; n = next) {
     next = next_group(keys, n + 16);
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
@@ -196,7 +214,8 @@ void leaf_values(const UnitWork<S>& w, const LeafKeys& keys, const LeafKeys* nex
       if (next < kLeaf) {
         prefetch_rows(*w.v, next, head * head_bytes, w.p.head_dim_vo * bytes);
       } else if (next_leaf) {
-        prefetch_rows(*w.next_k, next_group(*next_leaf, 0), head * k_head_bytes, w.p.head_dim_qk * bytes);
+        prefetch_rows(*w.next_k, next_group(*next_leaf, 0), head * k_head_bytes,
+                      w.p.head_dim_qk * bytes);
       }
       for (int r = 0; r < w.head_rows; r += kMaxRowBlock) {
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
@@ -206,7 +225,9 @@ void leaf_values(const UnitWork<S>& w, const LeafKeys& keys, const LeafKeys* nex
   }
 }
 
-ATTNFOLD_LANE_FN int clamp_key(int64_t key) { return key < 0 ? 0 : key > kLeaf ? kLeaf : static_cast<int>(key); }
+ATTNFOLD_LANE_FN int clamp_key(int64_t key) {
+  return key < 0 ? 0 : key > kLeaf ? kLeaf : static_cast<int>(key);
+}
 
 /** Keys of a request, seen from one leaf. */
 ATTNFOLD_LANE_FN LeafKeys keys_in_leaf(int32_t sink, int32_t begin, int32_t end, int leaf) {
@@ -224,12 +245,19 @@ ATTNFOLD_LANE_FN LeafKeys unit_keys(const UnitWork<S>& w, int leaf) {
 template <class S>
 ATTNFOLD_LANE_FN ScoreMod score_mod(const UnitWork<S>& w, int row) {
   const float* slopes = w.args.tensors.alibi_slopes;
-  const int head = (w.unit.kv_head_begin + row / w.head_rows) * w.p.group_size + row % w.p.group_size;
-  return {w.p.score_scale,     w.p.score_scale_low, w.p.softcap_scale, w.p.softcap_log2,
-          w.p.softcap != 0.0f, slopes != nullptr, slopes ? slopes[head] * kLog2E : 0.0f};
+  const int head =
+      (w.unit.kv_head_begin + row / w.head_rows) * w.p.group_size + row % w.p.group_size;
+  return {w.p.score_scale,
+          w.p.score_scale_low,
+          w.p.softcap_scale,
+          w.p.softcap_log2,
+          w.p.softcap != 0.0f,
+          slopes != nullptr,
+          slopes ? slopes[head] * kLog2E : 0.0f};
 }
 
-/** Fills w.leaf with the state of every row on one leaf.  Its keys are pointed already; `next` is the leaf after, or -1. */
+/** Fills w.leaf with the state of every row on one leaf.  Its keys are pointed already; `next` is
+ * the leaf after, or -1. */
 template <DType T, class S, int kChunks>
 void leaf_states(UnitWork<S>& w, int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
@@ -256,7 +284,8 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
     }
     const int64_t position = static_cast<int64_t>(kv_len) - qo_len + w.unit.qo_begin + token;
     const float distance = static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - position);
-    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, score_mod(w, r), distance, w.leaf.m + r, w.leaf.l + r);
+    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, score_mod(w, r), distance,
+                 w.leaf.m + r, w.leaf.l + r);
   }
   memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
   leaf_values<T>(w, keys, next >= 0 ? &next_keys : nullptr);
@@ -276,17 +305,21 @@ ATTNFOLD_LANE_FN void fold_sink(float logit, float* m, float* l, float* o, int64
 }
 
 /** Rows [begin, end) of the unit, finished: o = total.o / total.l in o's type, lse. */
-void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DType lane_type, int begin, int end) {
+void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DType lane_type,
+                 int begin, int end) {
   const Problem& p = *args.problem;
   const View<char>& o = args.tensors.o;
   const int head_rows = unit.num_qo * p.group_size;
   for (int r = begin; r < end; ++r) {
-    const int64_t head = (unit.kv_head_begin + r / head_rows) * static_cast<int64_t>(p.group_size) + r % p.group_size;
-    const int64_t row = static_cast<int64_t>(args.lengths->qo_indptr[unit.request]) + unit.qo_begin + r % head_rows / p.group_size;
+    const int64_t head = (unit.kv_head_begin + r / head_rows) * static_cast<int64_t>(p.group_size) +
+                         r % p.group_size;
+    const int64_t row = static_cast<int64_t>(args.lengths->qo_indptr[unit.request]) +
+                        unit.qo_begin + r % head_rows / p.group_size;
     const bool empty = total.m[r] == -__builtin_inff();
     char* out = o.data + (row * o.stride_token + head * o.stride_head) * dtype_bytes(p.o_dtype);
     float* acc = total.o + r * total.o_stride;
-    const float sink = args.tensors.sink_logits ? args.tensors.sink_logits[head] : -__builtin_inff();
+    const float sink =
+        args.tensors.sink_logits ? args.tensors.sink_logits[head] : -__builtin_inff();
     const bool has_sink = sink != -__builtin_inff();
     if (has_sink && !empty) fold_sink(sink, total.m + r, total.l + r, acc, total.o_stride);
     const Lanes divisor = splat(empty ? 1.0f : divisor_of(total.l[r]));
@@ -329,7 +362,8 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
       const int end = edge < span.leaf_end ? edge : span.leaf_end;
       clear_states(w.chunk, w.rows);
       for (; at < end; ++at) {
-        leaf_states<T, S, kChunks>(w, leaf_at(w.unit, at), at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
+        leaf_states<T, S, kChunks>(w, leaf_at(w.unit, at),
+                                   at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
         fold_states(w.chunk, w.leaf, w.rows);
       }
       if (span.kind == SpanKind::row) fold_states(w.total, w.chunk, w.rows);
@@ -354,7 +388,8 @@ ATTNFOLD_LANE_FN States from_row(States s, int row) {
   return {s.m + row, s.l + row, s.o + row * s.o_stride, s.o_stride};
 }
 
-/** Rows [row_begin, row_end) of a unit that several workers share: their spans' states, folded in the canonical order. */
+/** Rows [row_begin, row_end) of a unit that several workers share: their spans' states, folded in
+ * the canonical order. */
 template <DType T>
 void merge_shared(const RunArgs& args, const MergeTask& task) {
   const SharedUnit& shared = args.schedule->shared[task.shared];
@@ -362,7 +397,8 @@ void merge_shared(const RunArgs& args, const MergeTask& task) {
   const int rows = unit_rows(*args.shape, unit);
   const int n = task.row_end - task.row_begin;
   const int64_t o_stride = padded(args.problem->head_dim_vo);
-  // The accumulators live in the first two states of the unit: each is read before anything is folded into it.
+  // The accumulators live in the first two states of the unit: each is read before anything is
+  // folded into it.
   const Item& first = args.schedule->items[shared.item_begin];
   States total{}, chunk{};
   int chunk_index = -1;

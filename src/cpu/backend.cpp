@@ -24,7 +24,8 @@ void append(std::vector<const KernelRow*>* table, KernelRows rows) {
 std::vector<const KernelRow*> make_table() {
   std::vector<const KernelRow*> table;
 #if defined(__x86_64__)
-  // The bf16 dot comes first where it is the fast instruction; on Intel float32 fma on widened keys is faster.
+  // The bf16 dot comes first where it is the fast instruction; on Intel float32 fma on widened keys
+  // is faster.
   if (!features().slow_bf16_dot) append(&table, avx512_bf16::rows());
   append(&table, avx512::rows());
   if (features().slow_bf16_dot) append(&table, avx512_bf16::rows());
@@ -45,7 +46,8 @@ void call_in_mode(void* body, int32_t i) {
   b->call(b->context, i);
 }
 
-/** OpenMP's threads do not survive a fork, and a child that waits for them hangs: it takes fresh threads for each call. */
+/** OpenMP's threads do not survive a fork, and a child that waits for them hangs: it takes fresh
+ * threads for each call. */
 bool in_forked_child() {
   static const pid_t first = getpid();
   return getpid() != first;
@@ -70,7 +72,7 @@ void run_on_fresh_threads(int32_t num_threads, int32_t n, Body* body) {
 struct Call {
   const KernelRow* row;
   const RunArgs* args;
-  int32_t first_worker;   // with anything to do
+  int32_t first_worker;  // with anything to do
 };
 
 void run_items(void* context, int32_t i) {
@@ -92,7 +94,8 @@ void run_merge(void* context, int32_t task) {
     const int32_t n = num_merge_tasks(a, a.schedule->shared[s]);
     if (task < n) {
       const int32_t rows = unit_rows(*a.shape, a.schedule->units[a.schedule->shared[s].unit]);
-      const int32_t begin = task * kMergeRows, end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
+      const int32_t begin = task * kMergeRows,
+                    end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
       call->row->merge(a, {s, begin, end});
       return;
     }
@@ -111,10 +114,12 @@ std::string why_row_rejects(const KernelRow& row, const Problem& problem) {
   const std::string machine = why_not(row.isa);
   if (!machine.empty()) return machine;
   if (row.kv_dtype != problem.kv_dtype) {
-    return std::string("kv_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " + dtype_name(problem.kv_dtype);
+    return std::string("kv_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " +
+           dtype_name(problem.kv_dtype);
   }
   if (row.q_is_kv_dtype && problem.q_dtype != row.kv_dtype) {
-    return std::string("q_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " + dtype_name(problem.q_dtype);
+    return std::string("q_dtype: serves ") + dtype_name(row.kv_dtype) + ", needs " +
+           dtype_name(problem.q_dtype);
   }
   return "";
 }
@@ -132,7 +137,8 @@ UnitShape unit_shape(const Problem& p) {
 
 size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t rows = static_cast<size_t>(max_unit_rows(shape));
-  const size_t per_row = 3 * sizeof(int32_t) + sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
+  const size_t per_row = 3 * sizeof(int32_t) +
+                         sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
   const size_t row_pointers = 3 * (kLeaf * sizeof(const char*));
   const size_t rounding = 9 * 64;
   return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;
@@ -140,12 +146,14 @@ size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
 
 int32_t usable_cpus() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0)
+    return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
   const unsigned n = std::thread::hardware_concurrency();
   return n > 0 ? static_cast<int32_t>(n) : 1;
 }
 
-void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i), void* context) {
+void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i),
+                  void* context) {
   Body b{body, context};
   if (n <= 0) return;
   if (threads.parallel_for && n > 1) {
@@ -155,7 +163,8 @@ void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context,
   if (n > 1 && threads.num_threads > 1) {
 #if defined(_OPENMP)
     if (in_forked_child()) return run_on_fresh_threads(threads.num_threads, n, &b);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads.num_threads < n ? threads.num_threads : n)
+#pragma omp parallel for schedule(dynamic, 1) \
+    num_threads(threads.num_threads < n ? threads.num_threads : n)
     for (int32_t i = 0; i < n; ++i) call_in_mode(&b, i);
     return;
 #else

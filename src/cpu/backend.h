@@ -16,7 +16,8 @@ namespace attnfold::cpu {
 /** Every row of this build, in order of preference on this machine. */
 const std::vector<const KernelRow*>& kernel_table();
 
-/** "" if the row serves the problem on this machine; else the field that it does not serve, in words. */
+/** "" if the row serves the problem on this machine; else the field that it does not serve, in
+ * words. */
 std::string why_row_rejects(const KernelRow& row, const Problem& problem);
 
 /** How threads are had. */
@@ -29,8 +30,10 @@ struct Threads {
 /** CPUs that this process may use. */
 int32_t usable_cpus();
 
-/** Calls body(context, i) for i = 0..n-1, with rounding and flush modes set to the defaults and set back after each. */
-void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i), void* context);
+/** Calls body(context, i) for i = 0..n-1, with rounding and flush modes set to the defaults and set
+ * back after each. */
+void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i),
+                  void* context);
 
 /** Answers a batch.  `args.states` and `args.scratch` are the caller's; nothing is allocated. */
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args);

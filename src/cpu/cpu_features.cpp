@@ -51,8 +51,10 @@ const Features& features() {
 std::string why_not(const char* isa) {
   const Features& f = features();
   if (std::strcmp(isa, "avx2") == 0 && !f.avx2) return "this CPU or system lacks AVX2, FMA or F16C";
-  if (std::strcmp(isa, "avx512") == 0 && !f.avx512) return "this CPU or system lacks AVX-512 F, BW, DQ or VL";
-  if (std::strcmp(isa, "avx512_bf16") == 0 && !f.avx512_bf16) return "this CPU or system lacks AVX512_BF16";
+  if (std::strcmp(isa, "avx512") == 0 && !f.avx512)
+    return "this CPU or system lacks AVX-512 F, BW, DQ or VL";
+  if (std::strcmp(isa, "avx512_bf16") == 0 && !f.avx512_bf16)
+    return "this CPU or system lacks AVX512_BF16";
   return "";
 }
 

@@ -6,10 +6,11 @@
 namespace attnfold::cpu {
 
 struct Features {
-  bool avx2 = false;         // with FMA and F16C, and the system saves ymm
-  bool avx512 = false;       // F, BW, DQ, VL, and the system saves zmm
+  bool avx2 = false;    // with FMA and F16C, and the system saves ymm
+  bool avx512 = false;  // F, BW, DQ, VL, and the system saves zmm
   bool avx512_bf16 = false;
-  bool slow_bf16_dot = false;  // Intel: vdpbf16ps issues every second cycle and holds both FMA ports
+  bool slow_bf16_dot =
+      false;  // Intel: vdpbf16ps issues every second cycle and holds both FMA ports
 };
 
 const Features& features();

@@ -16,29 +16,30 @@ struct RunArgs {
   const Schedule* schedule;
   const Lengths* lengths;
   Tensors tensors;
-  char* scratch;                 // [num_workers, scratch_bytes]
+  char* scratch;  // [num_workers, scratch_bytes]
   size_t scratch_bytes;
-  float* states;                 // [schedule->state_floats]
+  float* states;  // [schedule->state_floats]
 };
 
 /** A stretch of rows of a shared unit that one task of the second pass finishes. */
 struct MergeTask {
-  int32_t shared;                // index into schedule->shared
+  int32_t shared;  // index into schedule->shared
   int32_t row_begin, row_end;
 };
 
 struct KernelRow {
-  const char* name;              // "cpu_avx512/bf16"
-  const char* isa;               // "avx512"
+  const char* name;  // "cpu_avx512/bf16"
+  const char* isa;   // "avx512"
   const char* q_dtypes;
   DType kv_dtype;
-  bool q_is_kv_dtype;            // false: any q type
+  bool q_is_kv_dtype;  // false: any q type
   const char* numerics_id;
   void (*run_worker)(const RunArgs&, int32_t worker);
   void (*merge)(const RunArgs&, const MergeTask&);
 };
 
-/** A plain pair, not std::span: an inline function of the library compiled in a target region could reach other callers. */
+/** A plain pair, not std::span: an inline function of the library compiled in a target region could
+ * reach other callers. */
 struct KernelRows {
   const KernelRow* data;
   int32_t count;
@@ -57,11 +58,19 @@ size_t worker_scratch_bytes(const Problem& problem, const UnitShape& shape);
 UnitShape unit_shape(const Problem& problem);
 
 // Rows of each ISA, in isa/*.cpp.
-namespace scalar { KernelRows rows(); }
+namespace scalar {
+KernelRows rows();
+}
 #if defined(__x86_64__)
-namespace avx2 { KernelRows rows(); }
-namespace avx512 { KernelRows rows(); }
-namespace avx512_bf16 { KernelRows rows(); }
+namespace avx2 {
+KernelRows rows();
+}
+namespace avx512 {
+KernelRows rows();
+}
+namespace avx512_bf16 {
+KernelRows rows();
+}
 #endif
 
 }  // namespace attnfold::cpu

@@ -1,9 +1,12 @@
-// Scores of a block of rows on a block of keys.  Included inside an ISA's anonymous namespace, after its Lanes.
+// Scores of a block of rows on a block of keys.  Included inside an ISA's anonymous namespace,
+// after its Lanes.
 //
-// One score is 16 lane chains over the head dim, summed by the one tree of reduce_add.  A decode's single row and a prefill's
-// tile take the same chains, so a token's score has the same bits from both.
+// One score is 16 lane chains over the head dim, summed by the one tree of reduce_add.  A decode's
+// single row and a prefill's tile take the same chains, so a token's score has the same bits from
+// both.
 //
-// Per block of R rows x N keys: N key rows read once from memory, R query rows from L1; R x N accumulators.
+// Per block of R rows x N keys: N key rows read once from memory, R query rows from L1; R x N
+// accumulators.
 
 /** 32 elements past `n` read as 0; nothing past `n` is touched. */
 template <DType T>
@@ -27,16 +30,20 @@ struct FmaScores {
   using Chunk = Pair;
   ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return load32<T>(k); }
   ATTNFOLD_LANE_FN Chunk load_partial(const char* k, int n) { return load32_partial<T>(k, n); }
-  ATTNFOLD_LANE_FN Lanes step(const Q* q, Chunk k, Lanes acc) { return fma(load(q + 16), k.b, fma(load(q), k.a, acc)); }
+  ATTNFOLD_LANE_FN Lanes step(const Q* q, Chunk k, Lanes acc) {
+    return fma(load(q + 16), k.b, fma(load(q), k.a, acc));
+  }
   static void pack_q(const void* q, DType q_dtype, int head_dim, Q* out) {
     for (int e = 0; e < padded(head_dim); ++e) {
-      out[e / kChunk * kChunk + lane_slot<T>(e % kChunk)] = e < head_dim ? load_f32(q, q_dtype, e) : 0.0f;
+      out[e / kChunk * kChunk + lane_slot<T>(e % kChunk)] =
+          e < head_dim ? load_f32(q, q_dtype, e) : 0.0f;
     }
   }
 };
 
 template <class S, int R, int N>
-ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typename S::Chunk* k, Lanes* acc) {
+ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typename S::Chunk* k,
+                                 Lanes* acc) {
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -54,8 +61,9 @@ ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typ
  * keys         row pointers; head_offset bytes from them to this kv head
  */
 template <class S, int R, int kChunks>
-__attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride, const char* const* keys,
-                                           int64_t head_offset, int head_dim, float* s) {
+__attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
+                                           const char* const* keys, int64_t head_offset,
+                                           int head_dim, float* s) {
   constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
   constexpr int kElementBytes = S::kKeys == DType::f32 ? 4 : 2;
   Lanes acc[kBlock];
@@ -73,7 +81,8 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
   }
   if (const int tail = kChunks ? 0 : head_dim % kChunk) {
     typename S::Chunk k[N];
-    for (int n = 0; n < N; ++n) k[n] = S::load_partial(k_row[n] + chunks * kChunk * kElementBytes, tail);
+    for (int n = 0; n < N; ++n)
+      k[n] = S::load_partial(k_row[n] + chunks * kChunk * kElementBytes, tail);
     score_step<S, R, N>(q + chunks * kChunk, q_stride, k, acc);
   }
   alignas(64) float sums[kBlock];
@@ -84,8 +93,8 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
 
 /** Scores of `rows` rows on the 16 keys from `keys` on. */
 template <class S, int kChunks>
-void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys, int64_t head_offset, int head_dim,
-                   float* s) {
+void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
+                   int64_t head_offset, int head_dim, float* s) {
   for (int r = 0; r < rows;) {
     const int left = rows - r;
     const int block = left < kMaxRowBlock ? left : kMaxRowBlock;
@@ -94,11 +103,15 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
       const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
       float* s_r = s + r * kLeaf + n;
       if constexpr (kMaxRowBlock == 4) {
-        if (block == 4) score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
-        if (block == 3) score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+        if (block == 4)
+          score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+        if (block == 3)
+          score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
       }
-      if (block == 2) score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
-      if (block == 1) score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+      if (block == 2)
+        score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+      if (block == 1)
+        score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
     }
     r += block;
   }
@@ -106,16 +119,17 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
 
 /** What turns q.k into a score in the log2 domain, for one row. */
 struct ScoreMod {
-  float scale, scale_low;                // without soft-cap: score = q.k * (scale + scale_low)
+  float scale, scale_low;  // without soft-cap: score = q.k * (scale + scale_low)
   float softcap_scale, softcap_log2;
   bool softcap, alibi;
-  float slope_log2;                      // ALiBi: slope * log2(e)
+  float slope_log2;  // ALiBi: slope * log2(e)
 };
 
 /** Scores of 16 keys, the first at `distance` from the query (key position - query position). */
 ATTNFOLD_LANE_FN Lanes modified(const ScoreMod& mod, Lanes qk, float distance) {
-  Lanes x = mod.softcap ? mul(tanh_lanes(mul(qk, splat(mod.softcap_scale))), splat(mod.softcap_log2))
-                        : mul(qk, splat(mod.scale));
+  Lanes x = mod.softcap
+                ? mul(tanh_lanes(mul(qk, splat(mod.softcap_scale))), splat(mod.softcap_log2))
+                : mul(qk, splat(mod.scale));
   if (mod.alibi) x = fma(splat(mod.slope_log2), add(splat(distance), lane_numbers()), x);
   return x;
 }
@@ -126,28 +140,32 @@ struct LeafKeys {
 };
 
 /** Sets s to `value` in the lanes of `keys`' groups of 16 that hold no key of it. */
-ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafKeys& keys, int lane_begin, int lane_end, float value) {
+ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafKeys& keys, int lane_begin, int lane_end,
+                                  float value) {
   const bool main = keys.end > keys.begin;
-  for (int i = keys.sink > 0 ? keys.sink : lane_begin; i < (main ? keys.begin : lane_end); ++i) s[i] = value;
+  for (int i = keys.sink > 0 ? keys.sink : lane_begin; i < (main ? keys.begin : lane_end); ++i)
+    s[i] = value;
   if (main) {
     for (int i = keys.end; i < lane_end; ++i) s[i] = value;
   }
 }
 
-// Above this a score in float32 keeps at most 3 bits below the point: then plain rounded scores are subtracted, so that the
-// largest is exactly its own maximum.
+// Above this a score in float32 keeps at most 3 bits below the point: then plain rounded scores are
+// subtracted, so that the largest is exactly its own maximum.
 constexpr float kLargeScore = 0x1p20f;
 
 /**
  * The state of one row on one leaf, but for o: s becomes p.
  *
- * s            [kLeaf] q.k; where the row does not see the key, anything.  Afterwards p = 2^(x - m) where it does, and 0
- *              elsewhere in the 16 lanes of such keys
+ * s            [kLeaf] q.k, and anything where the row does not see the key.  Afterwards
+ *              p = 2^(x - m) where it does, 0 elsewhere in the same groups of 16 lanes
  * distance     position of the leaf's first key less the query's
  *
- * Unmodified scores are never rounded: m is the largest, rounded, and x - m = fma(q.k, scale, fma(q.k, scale_low, -m)).
+ * Unmodified scores are never rounded: m is the largest, rounded, and
+ * x - m = fma(q.k, scale, fma(q.k, scale_low, -m)).
  */
-ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMod& mod, float distance, float* m, float* l) {
+ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMod& mod,
+                                   float distance, float* m, float* l) {
   const int lane_begin = keys.sink > 0 ? 0 : keys.begin & ~15;
   const int lane_end = ((keys.end > keys.begin ? keys.end : keys.sink) + 15) & ~15;
   const bool plain = !mod.softcap && !mod.alibi;
@@ -158,11 +176,13 @@ ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMo
   }
   fill_unseen(s, keys, lane_begin, lane_end, kLowest);
   Lanes largest = splat(kLowest);
-  for (int i = lane_begin; i < lane_end; i += 16) largest = max_keep_nan(load(s + i), largest);  // passes over NaN
+  for (int i = lane_begin; i < lane_end; i += 16)
+    largest = max_keep_nan(load(s + i), largest);  // passes over NaN
   const float max = plain ? reduce_max(largest) * mod.scale : reduce_max(largest);
   const bool exact = plain && max > -kLargeScore && max < kLargeScore;
   if (plain && !exact) {
-    for (int i = lane_begin; i < lane_end; i += 16) store(s + i, mul(load(s + i), splat(mod.scale)));
+    for (int i = lane_begin; i < lane_end; i += 16)
+      store(s + i, mul(load(s + i), splat(mod.scale)));
   }
   *m = max > kLowest ? max : kLowest;
   const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low), minus_m = splat(-*m);

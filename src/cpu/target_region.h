@@ -1,5 +1,6 @@
-// Opens a region of functions compiled for an instruction set, without compiling the file for it: what was included before
-// stays baseline, so the linker can never hand a caller on an older CPU a body that it cannot run.
+// Opens a region of functions compiled for an instruction set, without compiling the file for it:
+// what was included before stays baseline, so the linker can never hand a caller on an older CPU a
+// body that it cannot run.
 #pragma once
 
 #define ATTNFOLD_PRAGMA(text) _Pragma(#text)

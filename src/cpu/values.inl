@@ -1,12 +1,13 @@
-// Weighted sums of values, and the fold of states.  Included inside an ISA's anonymous namespace, after its Lanes.
+// Weighted sums of values, and the fold of states.  Included inside an ISA's anonymous namespace,
+// after its Lanes.
 //
-// o[r][d] is one chain of fma over the keys, ascending, whatever the blocking.  A key that a row may not see is not touched
-// for that row: no 0 * NaN can arise.
+// o[r][d] is one chain of fma over the keys, ascending, whatever the blocking.  A key that a row
+// may not see is not touched for that row: no 0 * NaN can arise.
 
 /** o[r] += sum over n of p[r][n] * v[n] for one stretch of C chunks of 32; o in lane order. */
 template <DType T, int R, int C, bool kTail>
-ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, int64_t offset, int n_begin, int n_end,
-                                   int tail, float* o, int64_t o_stride) {
+ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, int64_t offset,
+                                   int n_begin, int n_end, int tail, float* o, int64_t o_stride) {
   constexpr int kElementBytes = T == DType::f32 ? 4 : 2;
   Lanes acc[R][2 * C];
 #pragma GCC unroll 4
@@ -38,28 +39,32 @@ ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, in
 
 /** The same over a whole row of v: as many chunks at once as R rows leave registers for. */
 template <DType T, int R>
-__attribute__((noinline)) void value_block(const float* p, const char* const* values, int64_t head_offset, int n_begin,
-                                           int n_end, int head_dim, float* o, int64_t o_stride) {
+__attribute__((noinline)) void value_block(const float* p, const char* const* values,
+                                           int64_t head_offset, int n_begin, int n_end,
+                                           int head_dim, float* o, int64_t o_stride) {
   constexpr int kElementBytes = T == DType::f32 ? 4 : 2;
   constexpr int C = R == 1 ? kMaxChunks : R == 2 ? kMaxChunks / 2 : kMaxChunks / 2;
   const int chunks = head_dim / kChunk;
   int c = 0;
 #pragma GCC unroll 1
   for (; c + C <= chunks; c += C) {
-    value_chunks<T, R, C, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end, 0, o + c * kChunk, o_stride);
+    value_chunks<T, R, C, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
+                                 n_end, 0, o + c * kChunk, o_stride);
   }
 #pragma GCC unroll 1
   for (; c < chunks; ++c) {
-    value_chunks<T, R, 1, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end, 0, o + c * kChunk, o_stride);
+    value_chunks<T, R, 1, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
+                                 n_end, 0, o + c * kChunk, o_stride);
   }
   if (const int tail = head_dim % kChunk) {
-    value_chunks<T, R, 1, true>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end, tail, o + c * kChunk, o_stride);
+    value_chunks<T, R, 1, true>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end,
+                                tail, o + c * kChunk, o_stride);
   }
 }
 
 template <DType T>
-void value_rows(int rows, const float* p, const char* const* values, int64_t head_offset, int n_begin, int n_end,
-                int head_dim, float* o, int64_t o_stride) {
+void value_rows(int rows, const float* p, const char* const* values, int64_t head_offset,
+                int n_begin, int n_end, int head_dim, float* o, int64_t o_stride) {
   if (n_begin >= n_end) return;
   if constexpr (kMaxRowBlock == 4) {
     if (rows == 4) value_block<T, 4>(p, values, head_offset, n_begin, n_end, head_dim, o, o_stride);
@@ -71,9 +76,9 @@ void value_rows(int rows, const float* p, const char* const* values, int64_t hea
 
 /** States of a set of rows.  o is in lane order; o of a row with m = -inf holds anything. */
 struct States {
-  float* m;          // [rows]
-  float* l;          // [rows]
-  float* o;          // [rows, o_stride]
+  float* m;  // [rows]
+  float* l;  // [rows]
+  float* o;  // [rows, o_stride]
   int64_t o_stride;
 };
 
@@ -103,9 +108,11 @@ void fold_states(const States& a, const States& b, int rows) {
     const Lanes scale = splat(step.scale);
     if (step.b_leads) {
       a.m[r] = b.m[r];
-      for (int64_t i = 0; i < a.o_stride; i += 16) store(o_a + i, fma(scale, load(o_a + i), load(o_b + i)));
+      for (int64_t i = 0; i < a.o_stride; i += 16)
+        store(o_a + i, fma(scale, load(o_a + i), load(o_b + i)));
     } else {
-      for (int64_t i = 0; i < a.o_stride; i += 16) store(o_a + i, fma(scale, load(o_b + i), load(o_a + i)));
+      for (int64_t i = 0; i < a.o_stride; i += 16)
+        store(o_a + i, fma(scale, load(o_b + i), load(o_a + i)));
     }
   }
 }

@@ -10,8 +10,8 @@ ATTNFOLD_HD_LARGE inline int64_t divide_up(int64_t a, int64_t b) { return (a + b
 
 /** How the rows of a request of `qo_len` tokens are grouped: follows from that request alone. */
 struct RowSets {
-  int32_t tokens;     // per row set
-  int32_t kv_heads;   // per row set
+  int32_t tokens;    // per row set
+  int32_t kv_heads;  // per row set
 };
 
 ATTNFOLD_HD_LARGE inline RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
@@ -25,7 +25,9 @@ ATTNFOLD_HD_LARGE inline RowSets row_sets(const UnitShape& shape, int64_t qo_len
 }
 
 /** Appends the units of one request; returns their cost. */
-ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& mask, int32_t request, int32_t qo_len, int32_t kv_len, Schedule* s) {
+ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& mask,
+                                           int32_t request, int32_t qo_len, int32_t kv_len,
+                                           Schedule* s) {
   const RowSets sets = row_sets(shape, qo_len);
   int64_t cost = 0;
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
@@ -35,13 +37,15 @@ ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& m
       u.qo_begin = token;
       u.num_qo = sets.tokens < qo_len - token ? sets.tokens : qo_len - token;
       u.kv_head_begin = head;
-      u.num_kv_heads = sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
+      u.num_kv_heads =
+          sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
       const VisibleKeys keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
       u.sink_keys = keys.sink;
       u.key_begin = keys.begin;
       u.key_end = keys.end;
       u.leaf_begin = keys.begin / kLeaf;
-      u.leaf_end = keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
+      u.leaf_end =
+          keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
       u.sink_leaves = static_cast<int32_t>(divide_up(keys.sink, kLeaf));
       if (u.leaf_end == u.leaf_begin) {  // the sink alone
         u.leaf_begin = u.leaf_end = u.sink_leaves;
@@ -71,14 +75,16 @@ class Cutter {
   ATTNFOLD_HD_LARGE Cutter(int32_t num_workers, uint64_t seed, int64_t total, int64_t max_leaf_cost)
       : num_workers_(num_workers), seed_(seed), total_(total), max_leaf_cost_(max_leaf_cost) {}
 
-  /** Where cut `w` (1..num_workers-1) should lie; random ones are sorted by repeated selection of the next larger. */
+  /** Where cut `w` (1..num_workers-1) should lie; random ones are sorted by repeated selection of
+   * the next larger. */
   ATTNFOLD_HD_LARGE int64_t wish(int32_t w, int64_t previous) const {
     if (seed_ == 0) return total_ / num_workers_ * w + total_ % num_workers_ * w / num_workers_;
     const int64_t left = total_ - previous;
     const int32_t cuts_left = num_workers_ - w;
     const uint64_t r = mix(seed_ ^ mix(static_cast<uint64_t>(w)));
     const int64_t span = left / (cuts_left + 1) * 2 + 1;
-    return clamp_to(previous + static_cast<int64_t>(r % static_cast<uint64_t>(span)), previous, total_);
+    return clamp_to(previous + static_cast<int64_t>(r % static_cast<uint64_t>(span)), previous,
+                    total_);
   }
 
   /** The leaf of `unit` (which starts at `start` on the line) to cut at for a wish inside it. */
@@ -88,13 +94,15 @@ class Cutter {
     if (seed_ != 0) return floor_leaf;
     const int64_t into = wish - start - (floor_leaf - first) * unit.leaf_cost;
     const int32_t nearest = floor_leaf + (into * 2 > unit.leaf_cost ? 1 : 0);
-    const int32_t edge = (floor_leaf + kSuperChunk / 2) / kSuperChunk * kSuperChunk;  // of the nearest super-chunk
+    const int32_t edge =
+        (floor_leaf + kSuperChunk / 2) / kSuperChunk * kSuperChunk;  // of the nearest super-chunk
     const int32_t candidates[] = {edge, nearest, floor_leaf};
     for (const int32_t candidate : candidates) {
       if (candidate < first || candidate > unit.leaf_end) continue;
       const int64_t drift = start + (candidate - first) * unit.leaf_cost - wish;
       const bool near = drift <= unit.leaf_cost && -drift <= unit.leaf_cost;
-      if (near && drift - drift_ <= max_leaf_cost_) {  // the share that ends here: at most one leaf over
+      if (near &&
+          drift - drift_ <= max_leaf_cost_) {  // the share that ends here: at most one leaf over
         drift_ = drift;
         return candidate;
       }
@@ -110,8 +118,10 @@ class Cutter {
   int64_t drift_ = 0;  // of the last cut from its wish
 };
 
-/** Gives the items of one unit, cut at its boundaries, their places for states; whole again if they do not fit. */
-ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_index, int32_t item_begin, int64_t capacity, Schedule* s) {
+/** Gives the items of one unit, cut at its boundaries, their places for states; whole again if they
+ * do not fit. */
+ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_index,
+                                           int32_t item_begin, int64_t capacity, Schedule* s) {
   const Unit& unit = s->units[unit_index];
   const int32_t n = s->num_items - item_begin;
   if (n == 1) {
@@ -150,19 +160,25 @@ ATTNFOLD_HD_LARGE inline void count_worker_items(Schedule* s) {
 
 }  // namespace planner
 
-ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& shape, int32_t max_batch, int32_t max_qo_rows, int32_t max_kv_len,
-                                   int32_t num_workers) {
-  const int64_t tokens = shape.max_rows / shape.group_size > 1 ? shape.max_rows / shape.group_size : 1;
+ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& shape,
+                                                            int32_t max_batch, int32_t max_qo_rows,
+                                                            int32_t max_kv_len,
+                                                            int32_t num_workers) {
+  const int64_t tokens =
+      shape.max_rows / shape.group_size > 1 ? shape.max_rows / shape.group_size : 1;
   ScheduleCapacity c;
-  // A request has at most ceil(qo_len / tokens) row sets per kv head, whether small or large; one without tokens has none.
+  // A request has at most ceil(qo_len / tokens) row sets per kv head, whether small or large; one
+  // without tokens has none.
   const int64_t requests = max_batch < max_qo_rows ? max_batch : max_qo_rows;
   c.units = (requests + max_qo_rows / tokens) * shape.kv_heads;
   c.items = c.units + num_workers;
-  // Per worker two items that are cut: at most kSuperChunk - 1 single leaves, a prefix and a row each.  Whole super-chunks:
-  // four times the longest request's; where a batch wants more, units stay whole.
+  // Per worker two items that are cut: at most kSuperChunk - 1 single leaves, a prefix and a row
+  // each.  Whole super-chunks: four times the longest request's; where a batch wants more, units
+  // stay whole.
   const int64_t leaves = planner::divide_up(max_kv_len, kLeaf);
   const int64_t chunks = planner::divide_up(leaves, kSuperChunk) + 1;
-  const int64_t states = num_workers == 1 ? 0 : 4 * chunks + static_cast<int64_t>(num_workers) * 2 * (kSuperChunk + 1);
+  const int64_t states =
+      num_workers == 1 ? 0 : 4 * chunks + static_cast<int64_t>(num_workers) * 2 * (kSuperChunk + 1);
   c.state_floats = states * max_unit_rows(shape) * shape.state_row_floats;
   return c;
 }
@@ -170,17 +186,21 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
 /**
  * Fills `s`, whose arrays hold what schedule_capacity() says.
  *
- * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one leaf; a cut is moved to the
- *            edge of a super-chunk where that holds.  Else: cuts drawn from the seed.
+ * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one
+ * leaf; a cut is moved to the edge of a super-chunk where that holds.  Else: cuts drawn from the
+ * seed.
  */
-ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask, const BatchLengths& lengths, int32_t num_workers,
-                    uint64_t cut_seed, int64_t state_floats_capacity, Schedule* s) {
+ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask,
+                                             const BatchLengths& lengths, int32_t num_workers,
+                                             uint64_t cut_seed, int64_t state_floats_capacity,
+                                             Schedule* s) {
   s->num_units = s->num_items = s->num_shared = 0;
   s->num_workers = num_workers;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
   for (int32_t r = 0; r < lengths.batch; ++r) {
     const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
-    if (qo_len > 0) s->total_cost += planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
+    if (qo_len > 0)
+      s->total_cost += planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
   }
 
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);

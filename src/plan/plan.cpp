@@ -39,22 +39,27 @@ std::string isa_names() {
   return text;
 }
 
-/** avx512_bf16 has a row for bf16 alone; its name takes the AVX-512 rows along for the other types. */
+/** avx512_bf16 has a row for bf16 alone; its name takes the AVX-512 rows along for the other types.
+ */
 bool isa_admits(const std::string& isa, const char* row_isa) {
-  return isa.empty() || isa == row_isa || (isa == "avx512_bf16" && std::strcmp(row_isa, "avx512") == 0);
+  return isa.empty() || isa == row_isa ||
+         (isa == "avx512_bf16" && std::strcmp(row_isa, "avx512") == 0);
 }
 
-/** Most keys that one unit can see: a window bounds them, and with them the states that a cut leaves behind. */
+/** Most keys that one unit can see: a window bounds them, and with them the states that a cut
+ * leaves behind. */
 int32_t max_visible_keys(const attnfold_problem& p, const UnitShape& shape) {
   const bool bounded_right = p.mask == ATTNFOLD_MASK_CAUSAL || p.window_right >= 0;
   if (p.window_left < 0 || !bounded_right) return p.max_kv_len;
   const int64_t right = p.mask == ATTNFOLD_MASK_CAUSAL ? 0 : p.window_right;
-  const int64_t keys = static_cast<int64_t>(p.window_left) + right + max_unit_rows(shape) + p.sink_tokens + 2 * kLeaf;
+  const int64_t keys = static_cast<int64_t>(p.window_left) + right + max_unit_rows(shape) +
+                       p.sink_tokens + 2 * kLeaf;
   return static_cast<int32_t>(std::min<int64_t>(p.max_kv_len, keys));
 }
 
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
-  for (int i = 0; i < 8; ++i) h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
+  for (int i = 0; i < 8; ++i)
+    h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
   return h;
 }
 
@@ -78,7 +83,8 @@ Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow*
       }
       why += std::string(why.empty() ? "" : "; ") + candidate->name + ": " + reason;
       if (!wanted.empty() && exact && reason.find("this CPU") == 0) {
-        return {ATTNFOLD_UNSUPPORTED, "isa: expected one that this machine runs, got " + wanted + "; " + reason};
+        return {ATTNFOLD_UNSUPPORTED,
+                "isa: expected one that this machine runs, got " + wanted + "; " + reason};
       }
     }
   }
@@ -86,13 +92,15 @@ Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow*
   return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + why};
 }
 
-Status Plan::create(const attnfold_problem* problem, const attnfold_execution* execution, std::unique_ptr<Plan>* out) {
+Status Plan::create(const attnfold_problem* problem, const attnfold_execution* execution,
+                    std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
   attnfold_execution e;
   ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &plan->given_, &plan->problem_));
   ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
   ATTNFOLD_RETURN_IF_ERROR(choose_row(plan->problem_, e.isa, &plan->row_));
-  plan->threads_ = {e.num_threads ? e.num_threads : default_threads(), e.parallel_for, e.parallel_user};
+  plan->threads_ = {e.num_threads ? e.num_threads : default_threads(), e.parallel_for,
+                    e.parallel_user};
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
   plan->cut_seed_ = e.cut_seed;
   ATTNFOLD_RETURN_IF_ERROR(plan->reserve());
@@ -102,10 +110,11 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
 
 Status Plan::reserve() {
   shape_ = cpu::unit_shape(problem_);
-  capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows, max_visible_keys(given_, shape_),
-                                num_workers_);
+  capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
+                                max_visible_keys(given_, shape_), num_workers_);
   if (capacity_.items > INT32_MAX) {
-    return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits", given_.max_qo_rows);
+    return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
+                   given_.max_qo_rows);
   }
   scratch_bytes_ = cpu::worker_scratch_bytes(problem_, shape_);
   workspace_bytes_ = kWorkspaceAlignment + static_cast<size_t>(num_workers_) * scratch_bytes_ +
@@ -116,8 +125,9 @@ Status Plan::reserve() {
   units_.reset(new (std::nothrow) Unit[static_cast<size_t>(capacity_.units)]);
   items_.reset(new (std::nothrow) Item[static_cast<size_t>(capacity_.items)]);
   if (!units_ || !items_) {
-    return {ATTNFOLD_INTERNAL, "memory: expected room for the schedules of max_batch " + std::to_string(given_.max_batch) +
-                                   " and max_qo_rows " + std::to_string(given_.max_qo_rows) + ", got none"};
+    return {ATTNFOLD_INTERNAL, "memory: expected room for the schedules of max_batch " +
+                                   std::to_string(given_.max_batch) + " and max_qo_rows " +
+                                   std::to_string(given_.max_qo_rows) + ", got none"};
   }
   shared_.resize(static_cast<size_t>(num_workers_));
   worker_items_.resize(static_cast<size_t>(num_workers_) + 1);
@@ -131,7 +141,9 @@ Status Plan::reserve() {
 Status Plan::update(const attnfold_lengths* lengths) {
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_.mask, lengths, &l));
-  lengths_ = {l.batch, qo_indptr_.data(), kv_len_.data(), l.block_table, l.block_table_stride, kv_indptr_.data(), l.kv_indices};
+  lengths_ = {l.batch,       qo_indptr_.data(),    kv_len_.data(),
+              l.block_table, l.block_table_stride, kv_indptr_.data(),
+              l.kv_indices};
   qo_indptr_[0] = 0;
   reads_kv_ = false;
   for (int32_t r = 0; r < l.batch; ++r) {
@@ -139,10 +151,11 @@ Status Plan::update(const attnfold_lengths* lengths) {
     kv_len_[r] = l.kv_len ? l.kv_len[r] : l.kv_indptr[r + 1] - l.kv_indptr[r];
     reads_kv_ = reads_kv_ || (kv_len_[r] > 0 && qo_indptr_[r + 1] > qo_indptr_[r]);
   }
-  if (l.batch > 0 && l.kv_indptr) std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
+  if (l.batch > 0 && l.kv_indptr)
+    std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
   num_kv_rows_ = l.num_kv_rows;
-  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data()}, num_workers_, cut_seed_,
-                 capacity_.state_floats, &schedule_);
+  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data()}, num_workers_,
+                 cut_seed_, capacity_.state_floats, &schedule_);
   updated_ = true;
   return {};
 }
@@ -155,16 +168,19 @@ Status Plan::check_updated() const {
 Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const {
   ATTNFOLD_RETURN_IF_ERROR(check_updated());
   cpu::RunArgs args{};
-  const TensorExtents extents{qo_indptr_[lengths_.batch], problem_.ragged ? num_kv_rows_ : given_.page_size,
+  const TensorExtents extents{qo_indptr_[lengths_.batch],
+                              problem_.ragged ? num_kv_rows_ : given_.page_size,
                               problem_.ragged ? 1 : given_.num_pages, reads_kv_};
   ATTNFOLD_RETURN_IF_ERROR(validate_tensors(given_, extents, tensors, &args.tensors));
   if (extents.qo_rows == 0) return {};
   if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};
   if (workspace_bytes < workspace_bytes_) {
-    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " + std::to_string(workspace_bytes_) + ", got " +
+    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " +
+                                           std::to_string(workspace_bytes_) + ", got " +
                                            std::to_string(workspace_bytes)};
   }
-  const uintptr_t base = (reinterpret_cast<uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
+  const uintptr_t base = (reinterpret_cast<uintptr_t>(workspace) + kWorkspaceAlignment - 1) &
+                         ~(kWorkspaceAlignment - 1);
   args.problem = &problem_;
   args.shape = &shape_;
   args.schedule = &schedule_;
@@ -184,7 +200,8 @@ int64_t Plan::kv_bytes() const {
     for (int32_t at = item.leaf_begin; at < item.leaf_end; ++at) {
       const int64_t first = static_cast<int64_t>(leaf_at(unit, at)) * kLeaf, last = first + kLeaf;
       const int64_t sink = clamp_to(unit.sink_keys, first, last) - first;
-      const int64_t main = clamp_to(unit.key_end, first, last) - clamp_to(unit.key_begin, first, last);
+      const int64_t main =
+          clamp_to(unit.key_end, first, last) - clamp_to(unit.key_begin, first, last);
       rows += (sink + main) * unit.num_kv_heads;
     }
   }
@@ -199,8 +216,8 @@ uint64_t Plan::schedule_id() const {
     const Unit& u = units_[item.unit];
     if (item.worker != worker) ++share;
     worker = item.worker;
-    for (const int64_t value : {share, u.request, u.qo_begin, u.num_qo, u.kv_head_begin, u.num_kv_heads, item.leaf_begin,
-                                item.leaf_end}) {
+    for (const int64_t value : {share, u.request, u.qo_begin, u.num_qo, u.kv_head_begin,
+                                u.num_kv_heads, item.leaf_begin, item.leaf_end}) {
       h = hash_step(h, value);
     }
   }
@@ -247,7 +264,8 @@ Status Plan::item(int32_t index, attnfold_plan_item* out) const {
   const Item& item = items_[index];
   const Unit& u = units_[item.unit];
   const size_t size = out->struct_size;
-  const int32_t begin = std::max(item.leaf_begin, u.leaf_begin), sink_end = std::min(item.leaf_end, u.leaf_begin);
+  const int32_t begin = std::max(item.leaf_begin, u.leaf_begin),
+                sink_end = std::min(item.leaf_end, u.leaf_begin);
   const bool sinks = item.leaf_begin < sink_end;
   const attnfold_plan_item i = {size,
                                 item.worker,

@@ -13,12 +13,14 @@
 
 namespace attnfold {
 
-/** The kernel row for a problem: the first of the table that serves it, among those of `isa` (or NULL: any). */
+/** The kernel row for a problem: the first of the table that serves it, among those of `isa` (or
+ * NULL: any). */
 Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow** row);
 
 class Plan {
  public:
-  static Status create(const attnfold_problem* problem, const attnfold_execution* execution, std::unique_ptr<Plan>* out);
+  static Status create(const attnfold_problem* problem, const attnfold_execution* execution,
+                       std::unique_ptr<Plan>* out);
 
   Status update(const attnfold_lengths* lengths);
   Status run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const;
@@ -33,7 +35,7 @@ class Plan {
   uint64_t schedule_id() const;
   Status check_updated() const;
 
-  attnfold_problem given_;         // every default resolved
+  attnfold_problem given_;  // every default resolved
   Problem problem_;
   cpu::Threads threads_;
   int32_t num_workers_;
@@ -45,11 +47,11 @@ class Plan {
 
   bool updated_ = false;
   bool reads_kv_ = false;
-  int64_t num_kv_rows_ = 0;        // ragged
+  int64_t num_kv_rows_ = 0;  // ragged
   Schedule schedule_{};
-  Lengths lengths_{};              // points at the arrays below, and at the caller's page tables
+  Lengths lengths_{};  // points at the arrays below, and at the caller's page tables
   std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
-  std::unique_ptr<Unit[]> units_;   // uninitialised: large maxima cost address space, not memory
+  std::unique_ptr<Unit[]> units_;  // uninitialised: large maxima cost address space, not memory
   std::unique_ptr<Item[]> items_;
   std::vector<SharedUnit> shared_;
   std::vector<int32_t> worker_items_;

@@ -1,8 +1,10 @@
-// Who does what.  Plain data and integer arithmetic, no containers: the same source can run on a device.
+// Who does what.  Plain data and integer arithmetic, no containers: the same source can run on a
+// device.
 //
-// A batch becomes units: a set of rows that share kv heads, with the range of leaves that some of those rows see.  Units laid
-// end to end, each leaf at its unit's cost, form a line; worker w takes the part between two cuts.  A cut inside a unit
-// leaves states behind, one for each span (below), which are folded afterwards in the canonical order.
+// A batch becomes units: a set of rows that share kv heads, with the range of leaves that some of
+// those rows see.  Units laid end to end, each leaf at its unit's cost, form a line; worker w takes
+// the part between two cuts.  A cut inside a unit leaves states behind, one for each span (below),
+// which are folded afterwards in the canonical order.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +14,15 @@
 
 namespace attnfold {
 
-/** How a family of kernels wants its work cut.  Follows from the problem alone, never from a batch. */
+/** How a family of kernels wants its work cut.  Follows from the problem alone, never from a batch.
+ */
 struct UnitShape {
   int32_t kv_heads, group_size;
-  int32_t small_rows;         // rows of one kv head up to which a request is one row set that takes several kv heads at once
-  int32_t max_rows;           // rows of a unit, as long as the group allows it
-  int32_t read_cost;          // of one leaf of one kv head, in units of one row's arithmetic on it
-  int32_t state_row_floats;   // floats of one row of a state
+  int32_t small_rows;        // rows of one kv head up to which a request is one row set that takes
+                             // several kv heads at once
+  int32_t max_rows;          // rows of a unit, as long as the group allows it
+  int32_t read_cost;         // of one leaf of one kv head, in units of one row's arithmetic on it
+  int32_t state_row_floats;  // floats of one row of a state
 };
 
 /** Rows of the largest unit. */
@@ -29,17 +33,17 @@ ATTNFOLD_HD inline int32_t max_unit_rows(const UnitShape& s) {
 
 struct Unit {
   int32_t request;
-  int32_t qo_begin, num_qo;              // tokens, within the request
+  int32_t qo_begin, num_qo;  // tokens, within the request
   int32_t kv_head_begin, num_kv_heads;
-  int32_t sink_keys;                     // keys [0, sink_keys) and [key_begin, key_end): those that some row sees
+  int32_t sink_keys;  // keys [0, sink_keys) and [key_begin, key_end): those that some row sees
   int32_t key_begin, key_end;
-  int32_t sink_leaves;                   // leaves that hold the first kind, if apart from the others; else 0
-  int32_t leaf_begin, leaf_end;          // leaves that hold the second; none if begin == end
+  int32_t sink_leaves;  // leaves that hold the first kind, if apart from the others; else 0
+  int32_t leaf_begin, leaf_end;  // leaves that hold the second; none if begin == end
   int64_t leaf_cost;
 };
 
-// Leaves of a unit are numbered so that they follow one another: [first_leaf, leaf_end), the sink's leaves just before
-// leaf_begin.  leaf_at() gives the absolute leaf of a number.
+// Leaves of a unit are numbered so that they follow one another: [first_leaf, leaf_end), the sink's
+// leaves just before leaf_begin.  leaf_at() gives the absolute leaf of a number.
 ATTNFOLD_HD inline int32_t first_leaf(const Unit& u) { return u.leaf_begin - u.sink_leaves; }
 ATTNFOLD_HD inline int32_t num_leaves(const Unit& u) { return u.leaf_end - first_leaf(u); }
 ATTNFOLD_HD inline int32_t leaf_at(const Unit& u, int32_t number) {
@@ -55,9 +59,9 @@ ATTNFOLD_HD inline int32_t chunk_begin(const Unit& u, int32_t number) {
 
 /** One past the last number of it. */
 ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
-  const int32_t edge = leaf_at(u, number) / kSuperChunk * kSuperChunk + kSuperChunk;   // absolute
+  const int32_t edge = leaf_at(u, number) / kSuperChunk * kSuperChunk + kSuperChunk;  // absolute
   int32_t end = edge;
-  if (edge <= u.leaf_begin && u.sink_leaves > 0) {   // among the sink's leaves
+  if (edge <= u.leaf_begin && u.sink_leaves > 0) {  // among the sink's leaves
     end = edge < u.sink_leaves ? first_leaf(u) + edge : u.leaf_begin;
   }
   return end < u.leaf_end ? end : u.leaf_end;
@@ -67,7 +71,7 @@ ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
 struct Item {
   int32_t unit, worker;
   int32_t leaf_begin, leaf_end;
-  int64_t state_offset;                  // of its first state, in floats; -1 if the item is the whole unit
+  int64_t state_offset;  // of its first state, in floats; -1 if the item is the whole unit
 };
 
 /** A unit that several items share; they follow one another. */
@@ -78,9 +82,9 @@ struct SharedUnit {
 struct Schedule {
   int32_t num_units, num_items, num_shared, num_workers;
   Unit* units;
-  Item* items;                           // by unit, then by leaf; workers never fall
+  Item* items;  // by unit, then by leaf; workers never fall
   SharedUnit* shared;
-  int32_t* worker_items;                 // [num_workers + 1] offsets into items
+  int32_t* worker_items;  // [num_workers + 1] offsets into items
   int64_t state_floats;
   int64_t total_cost, max_worker_cost, max_leaf_cost;
 };
@@ -94,15 +98,16 @@ struct ScheduleCapacity {
 /** What a batch looks like to the planner. */
 struct BatchLengths {
   int32_t batch;
-  const int32_t* qo_indptr;   // [batch + 1]
-  const int32_t* kv_len;      // [batch]
+  const int32_t* qo_indptr;  // [batch + 1]
+  const int32_t* kv_len;     // [batch]
 };
 
 /** A stretch of leaves that leaves one state behind. */
 enum class SpanKind : int32_t {
-  row,     // whole super-chunks from the unit's first leaf on, folded: the row's own accumulator
-  chunk,   // leaves of one super-chunk from its first leaf in the unit on, folded: all of it or a prefix
-  leaf     // one leaf
+  row,    // whole super-chunks from the unit's first leaf on, folded: the row's own accumulator
+  chunk,  // leaves of one super-chunk from its first leaf in the unit on, folded: all of it or a
+          // prefix
+  leaf    // one leaf
 };
 struct Span {
   SpanKind kind;

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int32_t kMaxWorkers = 1024;
 
-std::string range_text(int64_t low, int64_t high) { return std::to_string(low) + ".." + std::to_string(high); }
+std::string range_text(int64_t low, int64_t high) {
+  return std::to_string(low) + ".." + std::to_string(high);
+}
 
 Status check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) return invalid(name, range_text(low, high), value);
@@ -28,7 +30,8 @@ Status check_head_dim(const char* name, int32_t value) {
 }
 
 Status check_dtype(const char* name, int value) {
-  if (value < 0 || value >= kNumDTypes) return invalid(name, "ATTNFOLD_F32, _F16 or _BF16 (0..2)", value);
+  if (value < 0 || value >= kNumDTypes)
+    return invalid(name, "ATTNFOLD_F32, _F16 or _BF16 (0..2)", value);
   return {};
 }
 
@@ -44,26 +47,34 @@ Status read_struct(const char* name, const T* given, const T& defaults, T* out) 
   if (!given) return invalid(name, "a pointer", "NULL");
   const size_t size = given->struct_size;
   if (size < sizeof(size_t) || size > (1u << 20)) {
-    return invalid(std::string(name) + ".struct_size", "sizeof(attnfold_" + std::string(name) + "), " +
-                   std::to_string(sizeof(T)), size);
+    return invalid(std::string(name) + ".struct_size",
+                   "the sizeof of its struct, " + std::to_string(sizeof(T)), size);
   }
   *out = defaults;
   std::memcpy(static_cast<void*>(out), given, std::min(size, sizeof(T)));
-  for (size_t i = sizeof(T); i < size; ++i) {  // fields of a newer header: served only at their default, 0
+  for (size_t i = sizeof(T); i < size;
+       ++i) {  // fields of a newer header: served only at their default, 0
     if (reinterpret_cast<const unsigned char*>(given)[i] != 0) {
-      return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected 0 in the fields that this version does not know, got byte " +
-                                        std::to_string(i) + " set; the library is older than the header"};
+      return {ATTNFOLD_UNSUPPORTED,
+              std::string(name) +
+                  ": expected 0 in the fields that this version does not know, got byte " +
+                  std::to_string(i) + " set; the library is older than the header"};
     }
   }
   out->struct_size = sizeof(T);
   return {};
 }
 
-template Status read_struct(const char*, const attnfold_problem*, const attnfold_problem&, attnfold_problem*);
-template Status read_struct(const char*, const attnfold_execution*, const attnfold_execution&, attnfold_execution*);
-template Status read_struct(const char*, const attnfold_lengths*, const attnfold_lengths&, attnfold_lengths*);
-template Status read_struct(const char*, const attnfold_tensors*, const attnfold_tensors&, attnfold_tensors*);
-template Status read_struct(const char*, const attnfold_state*, const attnfold_state&, attnfold_state*);
+template Status read_struct(const char*, const attnfold_problem*, const attnfold_problem&,
+                            attnfold_problem*);
+template Status read_struct(const char*, const attnfold_execution*, const attnfold_execution&,
+                            attnfold_execution*);
+template Status read_struct(const char*, const attnfold_lengths*, const attnfold_lengths&,
+                            attnfold_lengths*);
+template Status read_struct(const char*, const attnfold_tensors*, const attnfold_tensors&,
+                            attnfold_tensors*);
+template Status read_struct(const char*, const attnfold_state*, const attnfold_state&,
+                            attnfold_state*);
 
 Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Problem* out) {
   const attnfold_problem defaults = ATTNFOLD_PROBLEM_INIT;
@@ -71,7 +82,8 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   ATTNFOLD_RETURN_IF_ERROR(check_range("qo_heads", p->qo_heads, 1, 1 << 16));
   ATTNFOLD_RETURN_IF_ERROR(check_range("kv_heads", p->kv_heads, 1, 1 << 16));
   if (p->qo_heads % p->kv_heads != 0) {
-    return invalid("kv_heads", "a divisor of qo_heads (" + std::to_string(p->qo_heads) + ")", p->kv_heads);
+    return invalid("kv_heads", "a divisor of qo_heads (" + std::to_string(p->qo_heads) + ")",
+                   p->kv_heads);
   }
   ATTNFOLD_RETURN_IF_ERROR(check_head_dim("head_dim_qk", p->head_dim_qk));
   ATTNFOLD_RETURN_IF_ERROR(check_head_dim("head_dim_vo", p->head_dim_vo));
@@ -79,8 +91,10 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   ATTNFOLD_RETURN_IF_ERROR(check_dtype("kv_dtype", p->kv_dtype));
   ATTNFOLD_RETURN_IF_ERROR(check_dtype("o_dtype", p->o_dtype));
   if (p->o_dtype != p->q_dtype && p->o_dtype != ATTNFOLD_F32) {
-    return invalid("o_dtype", std::string("q's type (") + dtype_name(static_cast<DType>(p->q_dtype)) + ") or f32",
-                   dtype_name(static_cast<DType>(p->o_dtype)));
+    return invalid(
+        "o_dtype",
+        std::string("q's type (") + dtype_name(static_cast<DType>(p->q_dtype)) + ") or f32",
+        dtype_name(static_cast<DType>(p->o_dtype)));
   }
   ATTNFOLD_RETURN_IF_ERROR(check_range("kv_storage", p->kv_storage, 0, ATTNFOLD_KV_RAGGED));
   ATTNFOLD_RETURN_IF_ERROR(check_range("kv_layout", p->kv_layout, 0, ATTNFOLD_HND));
@@ -121,7 +135,8 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
           static_cast<DType>(p->o_dtype),
           p->kv_storage == ATTNFOLD_KV_RAGGED,
           p->page_size,
-          {p->mask == ATTNFOLD_MASK_CAUSAL, p->window_left, p->window_right, p->attention_chunk, p->sink_tokens},
+          {p->mask == ATTNFOLD_MASK_CAUSAL, p->window_left, p->window_right, p->attention_chunk,
+           p->sink_tokens},
           scale_high,
           scale_low,
           p->logits_softcap,
@@ -140,26 +155,32 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
 
 namespace {
 
-Status check_offsets(const char* name, const int32_t* indptr, int32_t batch, int64_t last_max, const char* last_what) {
+Status check_offsets(const char* name, const int32_t* indptr, int32_t batch, int64_t last_max,
+                     const char* last_what) {
   if (!indptr) return invalid(name, "[batch + 1] offsets", "NULL");
   if (indptr[0] < 0) return invalid(indexed(name, 0), "0 or more", indptr[0]);
   for (int32_t r = 0; r < batch; ++r) {
     if (indptr[r + 1] < indptr[r]) {
-      return invalid(indexed(name, r + 1), "at least " + indexed(name, r) + " (" + std::to_string(indptr[r]) + ")", indptr[r + 1]);
+      return invalid(indexed(name, r + 1),
+                     "at least " + indexed(name, r) + " (" + std::to_string(indptr[r]) + ")",
+                     indptr[r + 1]);
     }
   }
   if (indptr[batch] > last_max) {
-    return invalid(indexed(name, batch), "at most " + std::string(last_what) + " (" + std::to_string(last_max) + ")", indptr[batch]);
+    return invalid(indexed(name, batch),
+                   "at most " + std::string(last_what) + " (" + std::to_string(last_max) + ")",
+                   indptr[batch]);
   }
   return {};
 }
 
 /** The ids of the pages that hold keys [begin, end) of request r. */
-Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int32_t r, const int32_t* ids, int32_t begin,
-                      int32_t end) {
+Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int32_t r,
+                      const int32_t* ids, int32_t begin, int32_t end) {
   if (begin >= end) return {};
   const int64_t first = begin / p.page_size, last = (end - 1) / p.page_size;
-  // One pass without branches first: the sign bit of id is set if it is negative, that of limit - id if it is too large.
+  // One pass without branches first: the sign bit of id is set if it is negative, that of limit -
+  // id if it is too large.
   const uint32_t limit = static_cast<uint32_t>(std::min<int64_t>(p.num_pages - 1, INT32_MAX));
   uint32_t signs = p.num_pages > 0 ? 0u : 0x80000000u;
   for (int64_t i = first; i <= last; ++i) {
@@ -169,29 +190,39 @@ Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int3
   if (!(signs >> 31)) return {};
   for (int64_t i = first; i <= last; ++i) {
     if (ids[i] >= 0 && ids[i] < p.num_pages) continue;
-    const std::string name = l.block_table ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
-                                           : indexed("kv_indices", l.kv_indptr[r] + i);
-    return invalid(name, p.num_pages > 0 ? "a page id, " + range_text(0, p.num_pages - 1) : "no page (num_pages is 0)", ids[i]);
+    const std::string name = l.block_table
+                                 ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
+                                 : indexed("kv_indices", l.kv_indptr[r] + i);
+    return invalid(name,
+                   p.num_pages > 0 ? "a page id, " + range_text(0, p.num_pages - 1)
+                                   : "no page (num_pages is 0)",
+                   ids[i]);
   }
   return {};
 }
 
 /** The page ids that some row of request r may read. */
-Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_lengths& l, int32_t r) {
+Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_lengths& l,
+                   int32_t r) {
   const int32_t qo_len = l.qo_indptr[r + 1] - l.qo_indptr[r];
   const int64_t num_needed = (static_cast<int64_t>(l.kv_len[r]) + p.page_size - 1) / p.page_size;
   const int32_t* ids = nullptr;
   if (l.block_table) {
     if (num_needed > l.block_table_stride) {
-      return invalid(indexed("kv_len", r), range_text(0, l.block_table_stride * p.page_size) + " (block_table_stride " +
-                     std::to_string(l.block_table_stride) + " x page_size " + std::to_string(p.page_size) + ")", l.kv_len[r]);
+      return invalid(indexed("kv_len", r),
+                     range_text(0, l.block_table_stride * p.page_size) + " (block_table_stride " +
+                         std::to_string(l.block_table_stride) + " x page_size " +
+                         std::to_string(p.page_size) + ")",
+                     l.kv_len[r]);
     }
     ids = l.block_table + r * l.block_table_stride;
   } else {
     const int64_t have = l.kv_indptr[r + 1] - static_cast<int64_t>(l.kv_indptr[r]);
     if (num_needed > have) {
-      return invalid(indexed("kv_len", r), range_text(0, have * p.page_size) + " (" + std::to_string(have) +
-                     " pages in kv_indptr x page_size " + std::to_string(p.page_size) + ")", l.kv_len[r]);
+      return invalid(indexed("kv_len", r),
+                     range_text(0, have * p.page_size) + " (" + std::to_string(have) +
+                         " pages in kv_indptr x page_size " + std::to_string(p.page_size) + ")",
+                     l.kv_len[r]);
     }
     ids = l.kv_indices + l.kv_indptr[r];
   }
@@ -203,33 +234,41 @@ Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_l
 
 }  // namespace
 
-Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given, attnfold_lengths* l) {
+Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given,
+                        attnfold_lengths* l) {
   const attnfold_lengths defaults = ATTNFOLD_LENGTHS_INIT;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("lengths", given, defaults, l));
   const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
   ATTNFOLD_RETURN_IF_ERROR(check_range("batch", l->batch, 0, p.max_batch));
   if (l->batch == 0) return {};
-  ATTNFOLD_RETURN_IF_ERROR(check_offsets("qo_indptr", l->qo_indptr, l->batch, p.max_qo_rows, "max_qo_rows"));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_offsets("qo_indptr", l->qo_indptr, l->batch, p.max_qo_rows, "max_qo_rows"));
   if (l->qo_indptr[0] != 0) return invalid(indexed("qo_indptr", 0), "0", l->qo_indptr[0]);
   if (!l->kv_len && !ragged) return invalid("kv_len", "[batch] lengths", "NULL");
   if (ragged) {
     if (l->block_table || l->kv_indices) {
-      return invalid(l->block_table ? "block_table" : "kv_indices", "NULL (kv_storage is ragged)", "a pointer");
+      return invalid(l->block_table ? "block_table" : "kv_indices", "NULL (kv_storage is ragged)",
+                     "a pointer");
     }
     ATTNFOLD_RETURN_IF_ERROR(check_range("num_kv_rows", l->num_kv_rows, 0, INT64_MAX));
     ATTNFOLD_RETURN_IF_ERROR(check_offsets("kv_indptr", l->kv_indptr, l->batch,
-                                           l->num_kv_rows > 0 ? l->num_kv_rows : INT32_MAX, "num_kv_rows"));
+                                           l->num_kv_rows > 0 ? l->num_kv_rows : INT32_MAX,
+                                           "num_kv_rows"));
     if (l->num_kv_rows == 0) l->num_kv_rows = l->kv_indptr[l->batch];
   } else if (l->block_table && l->kv_indices) {
     return invalid("kv_indices", "NULL (block_table is given)", "a pointer");
   } else if (l->block_table) {
-    ATTNFOLD_RETURN_IF_ERROR(check_range("block_table_stride", l->block_table_stride, 0, INT32_MAX));
+    ATTNFOLD_RETURN_IF_ERROR(
+        check_range("block_table_stride", l->block_table_stride, 0, INT32_MAX));
   } else {
     if (l->kv_indices || l->kv_indptr) {
-      ATTNFOLD_RETURN_IF_ERROR(check_offsets("kv_indptr", l->kv_indptr, l->batch, INT32_MAX, "2^31 - 1"));
+      ATTNFOLD_RETURN_IF_ERROR(
+          check_offsets("kv_indptr", l->kv_indptr, l->batch, INT32_MAX, "2^31 - 1"));
     }
-    const bool needs_pages = std::any_of(l->kv_len, l->kv_len + l->batch, [](int32_t n) { return n > 0; });
-    if (!l->kv_indices && needs_pages) return invalid("block_table", "a table, or kv_indptr with kv_indices", "NULL");
+    const bool needs_pages =
+        std::any_of(l->kv_len, l->kv_len + l->batch, [](int32_t n) { return n > 0; });
+    if (!l->kv_indices && needs_pages)
+      return invalid("block_table", "a table, or kv_indptr with kv_indices", "NULL");
     if (!l->kv_indptr) {  // no request has a key: any table does
       static const int32_t kNoPage = 0;
       l->block_table = &kNoPage;
@@ -237,12 +276,14 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
     }
   }
   for (int32_t r = 0; r < l->batch; ++r) {
-    const int64_t have = ragged ? l->kv_indptr[r + 1] - static_cast<int64_t>(l->kv_indptr[r]) : p.max_kv_len;
+    const int64_t have =
+        ragged ? l->kv_indptr[r + 1] - static_cast<int64_t>(l->kv_indptr[r]) : p.max_kv_len;
     const int64_t kv_len = l->kv_len ? l->kv_len[r] : have;
     const int64_t limit = std::min<int64_t>(p.max_kv_len, have);
     if (kv_len < 0 || kv_len > limit) {
       const char* why = limit < p.max_kv_len ? " (rows in kv_indptr)" : " (max_kv_len)";
-      return invalid(indexed(l->kv_len ? "kv_len" : "kv_indptr", r), range_text(0, limit) + why, kv_len);
+      return invalid(indexed(l->kv_len ? "kv_len" : "kv_indptr", r), range_text(0, limit) + why,
+                     kv_len);
     }
     if (!ragged) ATTNFOLD_RETURN_IF_ERROR(check_pages(p, mask, *l, r));
   }

@@ -1,4 +1,5 @@
-// Checks of the tensors of one run: present, aligned, strided without overlap, apart from each other.
+// Checks of the tensors of one run: present, aligned, strided without overlap, apart from each
+// other.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,12 +16,6 @@ constexpr __int128 kAddressEnd = static_cast<__int128>(1) << 47;  // of a proces
 constexpr __int128 kAddressEnd = static_cast<__int128>(1) << 52;
 #endif
 
-/** Bytes that a tensor may touch, from the first to one past the last. */
-struct Extent {
-  const char* name;
-  uintptr_t begin = 0, end = 0;
-};
-
 /** Element offsets that n steps of `stride` span, below and above 0. */
 struct Reach {
   __int128 low = 0, high = 0;
@@ -33,31 +28,17 @@ struct Reach {
 Status check_pointer(const char* name, const void* p, uintptr_t alignment) {
   if (!p) return invalid(name, "a pointer", "NULL");
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0) {
-    return invalid(name, "an address that is a multiple of " + std::to_string(alignment),
-                   "one that is " + std::to_string(reinterpret_cast<uintptr_t>(p) % alignment) + " past it");
+    return invalid(
+        name, "an address that is a multiple of " + std::to_string(alignment),
+        "one that is " + std::to_string(reinterpret_cast<uintptr_t>(p) % alignment) + " past it");
   }
   return {};
 }
-
-/** The extent of [n0, n1, n2, width] elements; an error if it does not fit the address space. */
-Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const int64_t (&stride)[3], int64_t width, int bytes,
-                 Extent* out) {
-  Reach reach;
-  for (int i = 0; i < 3; ++i) reach.add(n[i], stride[i]);
-  const __int128 base = static_cast<__int128>(reinterpret_cast<uintptr_t>(p));
-  const __int128 low = base + reach.low * bytes, high = base + (reach.high + width) * bytes;
-  if (low < 0 || high > kAddressEnd) {
-    return invalid(name, "strides that stay within the address space", "strides that leave it");
-  }
-  *out = {name, static_cast<uintptr_t>(low), static_cast<uintptr_t>(high)};
-  return {};
-}
-
-bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
 
 Status check_apart(const Extent& output, const Extent& other) {
   if (!overlap(output, other)) return {};
-  return invalid(output.name, std::string("memory apart from ") + other.name, "memory that overlaps it");
+  return invalid(output.name, std::string("memory apart from ") + other.name,
+                 "memory that overlaps it");
 }
 
 Status check_per_head(const char* name, const float* values, int64_t heads, Extent* extent) {
@@ -77,39 +58,60 @@ struct KvStrides {
 
 /** Default strides of k or v in the problem's layout. */
 KvStrides packed_kv(const attnfold_problem& p, const TensorExtents& e, int64_t width) {
-  if (p.kv_layout == ATTNFOLD_HND) return {p.kv_heads * e.kv_tokens * width, width, e.kv_tokens * width};
+  if (p.kv_layout == ATTNFOLD_HND)
+    return {p.kv_heads * e.kv_tokens * width, width, e.kv_tokens * width};
   return {p.kv_heads * e.kv_tokens * width, p.kv_heads * width, width};
 }
 
-Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents& e, const void* data, const KvStrides& given,
-                int64_t width, View<const char>* view, Extent* extent) {
+Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents& e,
+                const void* data, const KvStrides& given, int64_t width, View<const char>* view,
+                Extent* extent) {
   const KvStrides packed = packed_kv(p, e, width);
-  *view = {static_cast<const char*>(data), or_default(given.page, packed.page), or_default(given.token, packed.token),
-           or_default(given.head, packed.head)};
+  *view = {static_cast<const char*>(data), or_default(given.page, packed.page),
+           or_default(given.token, packed.token), or_default(given.head, packed.head)};
   *extent = {name};
   if (!e.reads_kv) return {};
   ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, data, kAlignment));
   const int64_t n[3] = {e.num_pages, e.kv_tokens, p.kv_heads};
   const int64_t stride[3] = {view->stride_page, view->stride_token, view->stride_head};
-  return extent_of(name, data, n, stride, width, dtype_bytes(static_cast<DType>(p.kv_dtype)), extent);
+  return extent_of(name, data, n, stride, width, dtype_bytes(static_cast<DType>(p.kv_dtype)),
+                   extent);
 }
 
 }  // namespace
 
-Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
-                            int64_t width) {
+Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const int64_t (&stride)[3],
+                 int64_t width, int bytes, Extent* out) {
+  Reach reach;
+  for (int i = 0; i < 3; ++i) reach.add(n[i], stride[i]);
+  const __int128 base = static_cast<__int128>(reinterpret_cast<uintptr_t>(p));
+  const __int128 low = base + reach.low * bytes, high = base + (reach.high + width) * bytes;
+  if (low < 0 || high > kAddressEnd) {
+    return invalid(name, "strides that stay within the address space", "strides that leave it");
+  }
+  *out = {name, static_cast<uintptr_t>(low), static_cast<uintptr_t>(high)};
+  return {};
+}
+
+bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
+
+Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads,
+                            int64_t head_stride, int64_t width) {
   const auto magnitude = [](__int128 stride) { return stride < 0 ? -stride : stride; };
   const __int128 r = magnitude(row_stride), h = magnitude(head_stride);
   const bool row_outer = (heads == 1 || h >= width) && (rows == 1 || r >= (heads - 1) * h + width);
   const bool head_outer = (rows == 1 || r >= width) && (heads == 1 || h >= (rows - 1) * r + width);
   if (!row_outer && !head_outer) {
-    return invalid(std::string(name) + "_stride_row", "strides whose rows and heads of " + std::to_string(width) +
-                   " elements do not overlap", "row " + std::to_string(row_stride) + ", head " + std::to_string(head_stride));
+    return invalid(
+        std::string(name) + "_stride_row",
+        "strides whose rows and heads of " + std::to_string(width) + " elements do not overlap",
+        "row " + std::to_string(row_stride) + ", head " + std::to_string(head_stride));
   }
   return {};
 }
 
-Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const attnfold_tensors* given, Tensors* out) {
+Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
+                        const attnfold_tensors* given, Tensors* out) {
   const attnfold_tensors defaults = ATTNFOLD_TENSORS_INIT;
   attnfold_tensors t;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("tensors", given, defaults, &t));
@@ -120,23 +122,29 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const
   ATTNFOLD_RETURN_IF_ERROR(check_pointer("q", t.q, kAlignment));
   out->q = {static_cast<const char*>(t.q), 0, or_default(t.q_stride_row, heads * p.head_dim_qk),
             or_default(t.q_stride_head, p.head_dim_qk)};
-  ATTNFOLD_RETURN_IF_ERROR(extent_of("q", t.q, {1, rows, heads}, {0, out->q.stride_token, out->q.stride_head}, p.head_dim_qk,
+  ATTNFOLD_RETURN_IF_ERROR(extent_of("q", t.q, {1, rows, heads},
+                                     {0, out->q.stride_token, out->q.stride_head}, p.head_dim_qk,
                                      dtype_bytes(static_cast<DType>(p.q_dtype)), &q));
-  ATTNFOLD_RETURN_IF_ERROR(
-      check_kv("k", p, e, t.k, {t.k_stride_page, t.k_stride_token, t.k_stride_head}, p.head_dim_qk, &out->k, &k));
-  ATTNFOLD_RETURN_IF_ERROR(
-      check_kv("v", p, e, t.v, {t.v_stride_page, t.v_stride_token, t.v_stride_head}, p.head_dim_vo, &out->v, &v));
+  ATTNFOLD_RETURN_IF_ERROR(check_kv("k", p, e, t.k,
+                                    {t.k_stride_page, t.k_stride_token, t.k_stride_head},
+                                    p.head_dim_qk, &out->k, &k));
+  ATTNFOLD_RETURN_IF_ERROR(check_kv("v", p, e, t.v,
+                                    {t.v_stride_page, t.v_stride_token, t.v_stride_head},
+                                    p.head_dim_vo, &out->v, &v));
 
   ATTNFOLD_RETURN_IF_ERROR(check_pointer("o", t.o, kAlignment));
   out->o = {static_cast<char*>(t.o), 0, or_default(t.o_stride_row, heads * p.head_dim_vo),
             or_default(t.o_stride_head, p.head_dim_vo)};
-  ATTNFOLD_RETURN_IF_ERROR(check_output_strides("o", rows, out->o.stride_token, heads, out->o.stride_head, p.head_dim_vo));
-  ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads}, {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
+  ATTNFOLD_RETURN_IF_ERROR(check_output_strides("o", rows, out->o.stride_token, heads,
+                                                out->o.stride_head, p.head_dim_vo));
+  ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads},
+                                     {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
                                      dtype_bytes(static_cast<DType>(p.o_dtype)), &o));
   Extent slopes, sinks;
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("alibi_slopes", t.alibi_slopes, heads, &slopes));
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("sink_logits", t.sink_logits, heads, &sinks));
-  for (const Extent* input : {&q, &k, &v, &slopes, &sinks}) ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
+  for (const Extent* input : {&q, &k, &v, &slopes, &sinks})
+    ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
   out->alibi_slopes = t.alibi_slopes;
   out->sink_logits = t.sink_logits;
   if (!t.lse) return {};
@@ -144,10 +152,13 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e, const
   out->lse = t.lse;
   out->lse_stride_row = or_default(t.lse_stride_row, heads);
   out->lse_stride_head = or_default(t.lse_stride_head, 1);
-  ATTNFOLD_RETURN_IF_ERROR(check_output_strides("lse", rows, out->lse_stride_row, heads, out->lse_stride_head, 1));
   ATTNFOLD_RETURN_IF_ERROR(
-      extent_of("lse", t.lse, {1, rows, heads}, {0, out->lse_stride_row, out->lse_stride_head}, 1, sizeof(float), &lse));
-  for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks}) ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
+      check_output_strides("lse", rows, out->lse_stride_row, heads, out->lse_stride_head, 1));
+  ATTNFOLD_RETURN_IF_ERROR(extent_of("lse", t.lse, {1, rows, heads},
+                                     {0, out->lse_stride_row, out->lse_stride_head}, 1,
+                                     sizeof(float), &lse));
+  for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks})
+    ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
   return {};
 }
 

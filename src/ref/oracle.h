@@ -1,4 +1,5 @@
-// The float64 oracle: textbook attention on any problem the engine takes.  Read oracle.cpp top to bottom.
+// The float64 oracle: textbook attention on any problem the engine takes.  Read oracle.cpp top to
+// bottom.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +9,24 @@
 
 namespace attnfold::ref {
 
-/** What each row should be, before rounding to an output type, and how far plain float32 arithmetic is from it. */
+/** What each row should be, before rounding to an output type, and how far plain float32 arithmetic
+ * is from it. */
 struct Truth {
   std::vector<double> o;            // [qo_rows, qo_heads, head_dim_vo]
   std::vector<double> lse;          // [qo_rows, qo_heads]
-  std::vector<double> naive_o_err;  // [qo_rows, qo_heads] largest |naive float32 - float64| over the rows of the request
+  std::vector<double> naive_o_err;  // [qo_rows, qo_heads] largest |naive float32 - float64| over
+                                    // the rows of the request
   std::vector<double> naive_lse_err;
-  std::vector<double> max_abs_v;    // [qo_rows, qo_heads] over the keys that the row sees
+  std::vector<double> max_abs_v;  // [qo_rows, qo_heads] over the keys that the row sees
 };
 
-/** Whether query i of a request sees key j.  Each mask is stated here in its own words; the kernels have core/mask.h. */
+/** Whether query i of a request sees key j.  Each mask is stated here in its own words; the kernels
+ * have core/mask.h. */
 bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, int32_t i, int32_t j);
 
 /** Every row, or only those listed. */
 Truth answer(const check::Call& call);
-Truth answer_rows(const check::Call& call, const std::vector<int32_t>& rows);  // other rows are left 0
+Truth answer_rows(const check::Call& call,
+                  const std::vector<int32_t>& rows);  // other rows are left 0
 
 }  // namespace attnfold::ref

@@ -1,5 +1,5 @@
-// Sizes, offsets and values that callers were compiled with.  A field may be added at the end of a struct; anything else
-// that shows here breaks programs in use.
+// Sizes, offsets and values that callers were compiled with.  A field may be added at the end of a
+// struct; anything else that shows here breaks programs in use.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -129,12 +129,8 @@ TEST(Abi, EnumeratorsKeepTheirValues) {
 
 TEST(Abi, EveryStatusHasItsNameAndValue) {
   const std::pair<int, const char*> known[] = {
-      {0, "OK"},
-      {1, "INVALID_ARGUMENT"},
-      {2, "UNSUPPORTED"},
-      {3, "OUT_OF_WORKSPACE"},
-      {4, "DEVICE_ERROR"},
-      {5, "INTERNAL"},
+      {0, "OK"},           {1, "INVALID_ARGUMENT"}, {2, "UNSUPPORTED"}, {3, "OUT_OF_WORKSPACE"},
+      {4, "DEVICE_ERROR"}, {5, "INTERNAL"},
   };
   for (const auto& [value, name] : known) {
     EXPECT_STREQ(attnfold_status_name(static_cast<attnfold_status>(value)), name);
@@ -143,8 +139,8 @@ TEST(Abi, EveryStatusHasItsNameAndValue) {
 }
 
 TEST(Abi, TheLibraryHasTheHeadersVersion) {
-  EXPECT_EQ(attnfold_version(), ATTNFOLD_VERSION_MAJOR * 10000 + ATTNFOLD_VERSION_MINOR * 100 +
-                                    ATTNFOLD_VERSION_PATCH);
+  EXPECT_EQ(attnfold_version(),
+            ATTNFOLD_VERSION_MAJOR * 10000 + ATTNFOLD_VERSION_MINOR * 100 + ATTNFOLD_VERSION_PATCH);
 }
 
 TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {

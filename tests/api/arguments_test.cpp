@@ -1,4 +1,5 @@
-// Bad arguments of create, update and run: each is named, with what was expected and what came, and nothing is written.
+// Bad arguments of create, update and run: each is named, with what was expected and what came, and
+// nothing is written.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -237,8 +238,10 @@ TEST(RunArguments, EveryBadTensorIsNamedAndNothingIsWritten) {
       {"o", [](C& c) { c.tensors.o_stride_row = INT64_MIN; }},
       {"o", [](C& c) { c.tensors.o_stride_head = INT64_MAX / 2; }},
       {"lse", [](C& c) { c.tensors.lse_stride_head = INT64_MIN; }},
-      {"alibi_slopes", [&](C& c) { c.tensors.alibi_slopes = reinterpret_cast<float*>(shifted(c.q.data(), 2)); }},
-      {"sink_logits", [&](C& c) { c.tensors.sink_logits = reinterpret_cast<float*>(shifted(c.q.data(), 1)); }},
+      {"alibi_slopes",
+       [&](C& c) { c.tensors.alibi_slopes = reinterpret_cast<float*>(shifted(c.q.data(), 2)); }},
+      {"sink_logits",
+       [&](C& c) { c.tensors.sink_logits = reinterpret_cast<float*>(shifted(c.q.data(), 1)); }},
       {"o", [](C& c) { c.tensors.alibi_slopes = c.o.data() + 4; }},
       {"lse", [](C& c) { c.tensors.sink_logits = c.lse.data(); }},
   };

@@ -1,4 +1,5 @@
-// A caller whose thread rounds or flushes otherwise: the answer's bits are the same, and the thread gets its mode back.
+// A caller whose thread rounds or flushes otherwise: the answer's bits are the same, and the thread
+// gets its mode back.
 #include <gtest/gtest.h>
 
 #if defined(__x86_64__)
@@ -40,7 +41,8 @@ class ModeKept {
   unsigned mode_, saved_;
 };
 
-/** A call whose answer changes if subnormal numbers are flushed: some keys, queries and values are subnormal. */
+/** A call whose answer changes if subnormal numbers are flushed: some keys, queries and values are
+ * subnormal. */
 SmallCall call_with_subnormals() {
   SmallCall call({{1, 5000}, {5, 300}});
   for (size_t i = 0; i < call.v.size(); i += 3) call.v.data()[i] *= 0x1p-130f;
@@ -65,7 +67,8 @@ TEST(FloatMode, RunGivesTheSameBitsAndRestoresTheMode) {
                                    nullptr);
       }
       ASSERT_EQ(status, ATTNFOLD_OK);
-      EXPECT_TRUE(same_bytes(call.output_bytes(), expected)) << "MXCSR " << mode << ", threads " << threads;
+      EXPECT_TRUE(same_bytes(call.output_bytes(), expected))
+          << "MXCSR " << mode << ", threads " << threads;
     }
   }
 }

@@ -1,4 +1,5 @@
-// A process that forks after it has used the library, as servers do: the child must be able to use it too.
+// A process that forks after it has used the library, as servers do: the child must be able to use
+// it too.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,7 +58,8 @@ int check_fresh_plan(SmallCall& call, const Bytes& expected) {
 class Fork : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!ATTNFOLD_FORKS_WITH_THREADS) GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
+    if (!ATTNFOLD_FORKS_WITH_THREADS)
+      GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
     plan_ = make_plan(call_, execution(4, 6));
     ASSERT_NE(plan_, nullptr);
     call_.poison_outputs();

@@ -33,8 +33,8 @@ struct Merge {
 
   int64_t rows = kRows;
   int32_t heads = kHeads, width = kWidth, n = 2;
-  Floats o[2] = {Floats(kRows * kHeads * kWidth), Floats(kRows * kHeads * kWidth)};
-  Floats lse[2] = {Floats(kRows * kHeads), Floats(kRows * kHeads)};
+  Floats o[2] = {Floats(kRows * kHeads * kWidth), Floats(kRows* kHeads* kWidth)};
+  Floats lse[2] = {Floats(kRows * kHeads), Floats(kRows* kHeads)};
   Floats out_o{kRows * kHeads * kWidth}, out_lse{kRows * kHeads};
   attnfold_state states[2] = {ATTNFOLD_STATE_INIT, ATTNFOLD_STATE_INIT};
   attnfold_state out = ATTNFOLD_STATE_INIT;
@@ -89,6 +89,11 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
       {"out.lse", [](Merge& m) { m.out.lse = m.o[0].data(); }},
       {"out.o", [](Merge& m) { m.out.o = m.lse[0].data(); }},
       {"out.o_stride_row", [](Merge& m) { m.out.o_stride_row = 1; }},
+      {"out.o", [](Merge& m) { m.out.o_stride_row = INT64_MAX; }},
+      {"out.o", [](Merge& m) { m.out.o_stride_row = int64_t{1} << 62; }},
+      {"out.lse", [](Merge& m) { m.out.lse_stride_row = INT64_MIN; }},
+      {"states[0].o", [](Merge& m) { m.states[0].o_stride_row = INT64_MAX; }},
+      {"states[1].lse", [](Merge& m) { m.states[1].lse_stride_row = INT64_MIN; }},
   };
   int index = 0;
   for (const auto& [argument, make] : faults) {

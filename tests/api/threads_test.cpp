@@ -64,10 +64,9 @@ TEST(Threads, PlansAreMadeUpdatedRunAndDestroyedInParallel) {
       SmallCall call({{1, 900}, {3, 100}});
       attnfold_plan* plan = nullptr;
       const attnfold_execution e = execution(1 + i % 2, 1 + (t + i) % 6);
-      const bool done =
-          attnfold_plan_create(&call.problem, &e, &plan) == ATTNFOLD_OK &&
-          attnfold_plan_update(plan, &call.lengths, nullptr) == ATTNFOLD_OK &&
-          run(plan, call.tensors) == ATTNFOLD_OK;
+      const bool done = attnfold_plan_create(&call.problem, &e, &plan) == ATTNFOLD_OK &&
+                        attnfold_plan_update(plan, &call.lengths, nullptr) == ATTNFOLD_OK &&
+                        run(plan, call.tensors) == ATTNFOLD_OK;
       if (!done || call.output_bytes() != expected) ++wrong[t];
       attnfold_plan_destroy(plan);
     }

@@ -13,8 +13,8 @@ struct Drawn {
   int32_t qo_len, kv_len;
 
   Mask mask() const {
-    return {problem.mask == ATTNFOLD_MASK_CAUSAL, problem.window_left, problem.window_right, problem.attention_chunk,
-            problem.sink_tokens};
+    return {problem.mask == ATTNFOLD_MASK_CAUSAL, problem.window_left, problem.window_right,
+            problem.attention_chunk, problem.sink_tokens};
   }
 };
 
@@ -30,7 +30,9 @@ Drawn draw() {
   return d;
 }
 
-bool contains(const VisibleKeys& keys, int32_t j) { return j < keys.sink || (j >= keys.begin && j < keys.end); }
+bool contains(const VisibleKeys& keys, int32_t j) {
+  return j < keys.sink || (j >= keys.begin && j < keys.end);
+}
 
 RC_GTEST_PROP(MaskProperty, VisibleKeysAreThoseOfTheOracle, ()) {
   const Drawn d = draw();
@@ -46,7 +48,8 @@ RC_GTEST_PROP(MaskProperty, VisibleKeysAreThoseOfTheOracle, ()) {
 
 RC_GTEST_PROP(MaskProperty, KeysOfATileHoldThoseOfEachRow, ()) {
   const Drawn d = draw();
-  const int32_t first = *rc::gen::inRange(0, d.qo_len), n = *rc::gen::inRange(1, d.qo_len - first + 1);
+  const int32_t first = *rc::gen::inRange(0, d.qo_len),
+                n = *rc::gen::inRange(1, d.qo_len - first + 1);
   const VisibleKeys tile = visible_keys(d.mask(), d.qo_len, d.kv_len, first, n);
   for (int32_t i = first; i < first + n; ++i) {
     for (int32_t j = 0; j < d.kv_len; ++j) {

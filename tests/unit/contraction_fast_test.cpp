@@ -8,6 +8,8 @@
 
 namespace attnfold::test {
 
-void core_values_contracted(float a, float b, float l, float k, float* out) { core_values(a, b, l, k, out); }
+void core_values_contracted(float a, float b, float l, float k, float* out) {
+  core_values(a, b, l, k, out);
+}
 
 }  // namespace attnfold::test

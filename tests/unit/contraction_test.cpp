@@ -1,4 +1,5 @@
-// The core's arithmetic has no product and sum that a compiler could fuse: its bits do not hang on -ffp-contract.
+// The core's arithmetic has no product and sum that a compiler could fuse: its bits do not hang on
+// -ffp-contract.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -15,11 +16,13 @@ TEST(Contraction, CoreHasTheSameBitsWhenTheCompilerMayFuse) {
   std::mt19937 rng(20240229);
   std::uniform_real_distribution<float> score(-40.0f, 40.0f), exponent(-20.0f, 20.0f);
   for (int i = 0; i < 200000; ++i) {
-    const float a = score(rng), b = score(rng), l = exp2_f32(exponent(rng)), k = exp2_f32(exponent(rng));
+    const float a = score(rng), b = score(rng), l = exp2_f32(exponent(rng)),
+                k = exp2_f32(exponent(rng));
     float plain[kCoreValues], fused[kCoreValues];
     core_values(a, b, l, k, plain);
     core_values_contracted(a, b, l, k, fused);
-    ASSERT_EQ(std::memcmp(plain, fused, sizeof(plain)), 0) << "a " << a << " b " << b << " l " << l << " k " << k;
+    ASSERT_EQ(std::memcmp(plain, fused, sizeof(plain)), 0)
+        << "a " << a << " b " << b << " l " << l << " k " << k;
   }
 }
 

@@ -1,4 +1,5 @@
-// Every function of the core that rounds, on one set of inputs; compiled once with contraction off and once with it on.
+// Every function of the core that rounds, on one set of inputs; compiled once with contraction off
+// and once with it on.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
 // exp2, log and the fold: accuracy against double, and the identities that the promises rest on.
+#include "core/fold.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
-
-#include "core/fold.h"
 
 namespace attnfold {
 namespace {
@@ -15,7 +15,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 TEST(Exp2, IsExactAtZeroAndAtWholeNumbers) {
-  for (int n = -126; n <= 127; ++n) EXPECT_EQ(exp2_f32(static_cast<float>(n)), std::ldexp(1.0f, n)) << n;
+  for (int n = -126; n <= 127; ++n)
+    EXPECT_EQ(exp2_f32(static_cast<float>(n)), std::ldexp(1.0f, n)) << n;
 }
 
 TEST(Exp2, IsZeroBelowTheNormalRangeAndAtMinusInfinity) {
@@ -63,7 +64,8 @@ TEST(Fold, CommutesBitForBit) {
   std::mt19937 rng(11);
   std::normal_distribution<float> normal(0, 8);
   for (int i = 0; i < 200000; ++i) {
-    const float m_a = normal(rng), m_b = i % 7 == 0 ? m_a : normal(rng), a = normal(rng), b = normal(rng);
+    const float m_a = normal(rng), m_b = i % 7 == 0 ? m_a : normal(rng), a = normal(rng),
+                b = normal(rng);
     const uint32_t ab = bits_of(fold_value(fold_step(m_a, m_b), a, b));
     const uint32_t ba = bits_of(fold_value(fold_step(m_b, m_a), b, a));
     ASSERT_EQ(ab, ba) << m_a << " " << m_b << " " << a << " " << b;

@@ -227,7 +227,8 @@ TEST(Oracle, WeightTooSmallForFloat32CountsAsNone) {
 
 // ------------------------------------------------ masks
 
-/** The masks in other words: by distance from the end, where the last token and the last key meet. */
+/** The masks in other words: by distance from the end, where the last token and the last key meet.
+ */
 bool visible_from_the_end(const attnfold_problem& p, int32_t qo_len, int32_t kv_len, int32_t i,
                           int32_t j) {
   const int32_t query_from_end = qo_len - 1 - i;
@@ -273,9 +274,9 @@ void expect_seen_is_the_union(const attnfold_problem& p) {
         bool seen = false;
         for (int32_t i = 0; i < qo_len; ++i) seen |= ref::visible(p, qo_len, kv_len, i, j);
         ASSERT_EQ(seen, range.meets(j, j + 1))
-            << "mask " << p.mask << " left " << p.window_left << " right " << p.window_right << " chunk "
-            << p.attention_chunk << " sink " << p.sink_tokens << " qo_len " << qo_len << " kv_len "
-            << kv_len << " j " << j;
+            << "mask " << p.mask << " left " << p.window_left << " right " << p.window_right
+            << " chunk " << p.attention_chunk << " sink " << p.sink_tokens << " qo_len " << qo_len
+            << " kv_len " << kv_len << " j " << j;
       }
     }
   }

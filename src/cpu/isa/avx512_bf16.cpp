@@ -1,4 +1,5 @@
-// Row for AVX-512 with the bf16 dot product: bf16 queries on bf16 keys.  Scores by vdpbf16ps, the rest as the AVX-512 rows.
+// Row for AVX-512 with the bf16 dot product: bf16 queries on bf16 keys.  Scores by vdpbf16ps, the
+// rest as the AVX-512 rows.
 #if defined(__x86_64__)
 
 // gcc 12 warns about the undefined registers inside its own header.
@@ -36,7 +37,8 @@ struct DotScores {
     return _mm512_maskz_loadu_epi16((1u << n) - 1, k);
   }
   ATTNFOLD_LANE_FN Lanes step(const Q* q, Chunk k, Lanes acc) {
-    return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(q)), reinterpret_cast<__m512bh>(k))};
+    return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(q)),
+                             reinterpret_cast<__m512bh>(k))};
   }
   static void pack_q(const void* q, DType, int head_dim, Q* out) {
     memcpy(out, q, static_cast<size_t>(head_dim) * sizeof(Q));

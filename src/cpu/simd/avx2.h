@@ -1,5 +1,5 @@
-// Sixteen lanes in two ymm registers: AVX2, FMA, F16C.  simd/scalar.h says what each operation means.
-// Included inside an ISA's anonymous namespace and target region.
+// Sixteen lanes in two ymm registers: AVX2, FMA, F16C.  simd/scalar.h says what each operation
+// means. Included inside an ISA's anonymous namespace and target region.
 
 struct Lanes {
   __m256 lo, hi;
@@ -7,7 +7,7 @@ struct Lanes {
 
 #define ATTNFOLD_LANE_FN static inline __attribute__((always_inline))
 
-constexpr int kBlock = 4;         // 16 ymm registers: four accumulators of two
+constexpr int kBlock = 4;  // 16 ymm registers: four accumulators of two
 constexpr int kMaxRowBlock = 2;
 constexpr int kMaxChunks = 2;
 
@@ -20,10 +20,18 @@ ATTNFOLD_LANE_FN void store(float* p, Lanes a) {
 ATTNFOLD_LANE_FN Lanes fma(Lanes a, Lanes b, Lanes c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-ATTNFOLD_LANE_FN Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-ATTNFOLD_LANE_FN Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-ATTNFOLD_LANE_FN Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-ATTNFOLD_LANE_FN Lanes divide(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+ATTNFOLD_LANE_FN Lanes add(Lanes a, Lanes b) {
+  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+ATTNFOLD_LANE_FN Lanes sub(Lanes a, Lanes b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+ATTNFOLD_LANE_FN Lanes mul(Lanes a, Lanes b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+ATTNFOLD_LANE_FN Lanes divide(Lanes a, Lanes b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
 ATTNFOLD_LANE_FN Lanes max_keep_nan(Lanes a, Lanes b) {
   return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
 }
@@ -51,11 +59,14 @@ ATTNFOLD_LANE_FN Lanes round_to_even(Lanes a) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
 }
-ATTNFOLD_LANE_FN __m256 scale8(__m256 p, __m256 n) {  // a NaN n converts to 0x80000000, which the shift clears
+ATTNFOLD_LANE_FN __m256
+scale8(__m256 p, __m256 n) {  // a NaN n converts to 0x80000000, which the shift clears
   const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), shift));
 }
-ATTNFOLD_LANE_FN Lanes scale_by_power_of_two(Lanes p, Lanes n) { return {scale8(p.lo, n.lo), scale8(p.hi, n.hi)}; }
+ATTNFOLD_LANE_FN Lanes scale_by_power_of_two(Lanes p, Lanes n) {
+  return {scale8(p.lo, n.lo), scale8(p.hi, n.hi)};
+}
 ATTNFOLD_LANE_FN Lanes zero_below(Lanes x, float limit, Lanes y) {
   const __m256 bound = _mm256_set1_ps(limit);
   return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, bound, _CMP_LT_OQ), y.lo),
@@ -80,8 +91,10 @@ ATTNFOLD_LANE_FN float reduce_add(Lanes a) {
 }
 ATTNFOLD_LANE_FN constexpr int block_slot(int f) { return f; }
 ATTNFOLD_LANE_FN void sum_block(const Lanes* v, float* out) {
-  const __m128 e0 = quarter_sums(v[0]), e1 = quarter_sums(v[1]), e2 = quarter_sums(v[2]), e3 = quarter_sums(v[3]);
-  const __m128 a = _mm_add_ps(_mm_unpacklo_ps(e0, e1), _mm_unpackhi_ps(e0, e1));  // 0's e02, 1's e02, 0's e13, 1's e13
+  const __m128 e0 = quarter_sums(v[0]), e1 = quarter_sums(v[1]), e2 = quarter_sums(v[2]),
+               e3 = quarter_sums(v[3]);
+  const __m128 a = _mm_add_ps(_mm_unpacklo_ps(e0, e1),
+                              _mm_unpackhi_ps(e0, e1));  // 0's e02, 1's e02, 0's e13, 1's e13
   const __m128 b = _mm_add_ps(_mm_unpacklo_ps(e2, e3), _mm_unpackhi_ps(e2, e3));
   _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
 }
@@ -97,8 +110,10 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
     const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    r.a = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
-    r.b = {_mm256_castsi256_ps(_mm256_and_si256(x, high)), _mm256_castsi256_ps(_mm256_and_si256(y, high))};
+    r.a = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
+           _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
+    r.b = {_mm256_castsi256_ps(_mm256_and_si256(x, high)),
+           _mm256_castsi256_ps(_mm256_and_si256(y, high))};
   } else if constexpr (T == DType::f16) {
     const __m128i* h = reinterpret_cast<const __m128i*>(p);
     r.a = {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};

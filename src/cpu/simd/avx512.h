@@ -1,5 +1,5 @@
-// Sixteen lanes in one zmm register: AVX-512 F, BW, DQ, VL.  simd/scalar.h says what each operation means.
-// Included inside an ISA's anonymous namespace and target region.
+// Sixteen lanes in one zmm register: AVX-512 F, BW, DQ, VL.  simd/scalar.h says what each operation
+// means. Included inside an ISA's anonymous namespace and target region.
 
 struct Lanes {
   __m512 v;
@@ -27,7 +27,8 @@ ATTNFOLD_LANE_FN Lanes copy_sign(Lanes a, Lanes from) {
   return {_mm512_or_ps(_mm512_andnot_ps(sign, a.v), _mm512_and_ps(sign, from.v))};
 }
 ATTNFOLD_LANE_FN Lanes select_below(Lanes x, float limit, Lanes below, Lanes other) {
-  return {_mm512_mask_mov_ps(other.v, _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_LT_OQ), below.v)};
+  return {_mm512_mask_mov_ps(other.v, _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_LT_OQ),
+                             below.v)};
 }
 ATTNFOLD_LANE_FN Lanes lane_numbers() {
   return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
@@ -35,7 +36,8 @@ ATTNFOLD_LANE_FN Lanes lane_numbers() {
 ATTNFOLD_LANE_FN Lanes round_to_even(Lanes a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-ATTNFOLD_LANE_FN Lanes scale_by_power_of_two(Lanes p, Lanes n) {  // a NaN n converts to 0x80000000, which the shift clears
+ATTNFOLD_LANE_FN Lanes
+scale_by_power_of_two(Lanes p, Lanes n) {  // a NaN n converts to 0x80000000, which the shift clears
   const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n.v), 23);
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), shift))};
 }
@@ -47,8 +49,10 @@ ATTNFOLD_LANE_FN float reduce_max(Lanes a) { return _mm512_reduce_max_ps(a.v); }
 
 /** Lanes 4i..4i+3: e[0..3] of x_i */
 ATTNFOLD_LANE_FN __m512 quarter_sums(__m512 x0, __m512 x1, __m512 x2, __m512 x3) {
-  const __m512 t0 = _mm512_add_ps(_mm512_shuffle_f32x4(x0, x1, 0x44), _mm512_shuffle_f32x4(x0, x1, 0xee));
-  const __m512 t1 = _mm512_add_ps(_mm512_shuffle_f32x4(x2, x3, 0x44), _mm512_shuffle_f32x4(x2, x3, 0xee));
+  const __m512 t0 =
+      _mm512_add_ps(_mm512_shuffle_f32x4(x0, x1, 0x44), _mm512_shuffle_f32x4(x0, x1, 0xee));
+  const __m512 t1 =
+      _mm512_add_ps(_mm512_shuffle_f32x4(x2, x3, 0x44), _mm512_shuffle_f32x4(x2, x3, 0xee));
   return _mm512_add_ps(_mm512_shuffle_f32x4(t0, t1, 0x88), _mm512_shuffle_f32x4(t0, t1, 0xdd));
 }
 ATTNFOLD_LANE_FN float reduce_add(Lanes a) {
@@ -57,14 +61,18 @@ ATTNFOLD_LANE_FN float reduce_add(Lanes a) {
   const __m128 s = _mm_add_ps(e, _mm_movehl_ps(e, e));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
-ATTNFOLD_LANE_FN constexpr int block_slot(int f) { return 4 * (f % 4) + f / 4; }  // so that the sums come out in order
+ATTNFOLD_LANE_FN constexpr int block_slot(int f) {
+  return 4 * (f % 4) + f / 4;
+}  // so that the sums come out in order
 ATTNFOLD_LANE_FN void sum_block(const Lanes* v, float* out) {
   const __m512 g0 = quarter_sums(v[0].v, v[1].v, v[2].v, v[3].v);
   const __m512 g1 = quarter_sums(v[4].v, v[5].v, v[6].v, v[7].v);
   const __m512 g2 = quarter_sums(v[8].v, v[9].v, v[10].v, v[11].v);
   const __m512 g3 = quarter_sums(v[12].v, v[13].v, v[14].v, v[15].v);
-  // lane 4j + i of the result: all of v[4i + j].  Transpose each 4 x 4 of (g, e) and add e0 + e2, e1 + e3, both.
-  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(g0, g1), _mm512_unpackhi_ps(g0, g1));  // g0 e02, g1 e02, g0 e13, g1 e13
+  // lane 4j + i of the result: all of v[4i + j].  Transpose each 4 x 4 of (g, e) and add e0 + e2,
+  // e1 + e3, both.
+  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(g0, g1),
+                                 _mm512_unpackhi_ps(g0, g1));  // g0 e02, g1 e02, g0 e13, g1 e13
   const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(g2, g3), _mm512_unpackhi_ps(g2, g3));
   const __m512 e02 = _mm512_shuffle_ps(a, b, 0x44), e13 = _mm512_shuffle_ps(a, b, 0xee);
   _mm512_storeu_ps(out, _mm512_add_ps(e02, e13));
@@ -79,7 +87,8 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
   if constexpr (T == DType::bf16) {
     const __m512i x = _mm512_loadu_si512(p);
     return {{_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))},
-            {_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
+            {_mm512_castsi512_ps(
+                _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
   } else if constexpr (T == DType::f16) {
     const __m256i* h = reinterpret_cast<const __m256i*>(p);
     return {{_mm512_cvtph_ps(_mm256_loadu_si256(h))}, {_mm512_cvtph_ps(_mm256_loadu_si256(h + 1))}};

@@ -1,5 +1,5 @@
-// Sixteen lanes as an array: the meaning of every operation that simd/avx2.h and simd/avx512.h do in registers.
-// Included inside an ISA's anonymous namespace.
+// Sixteen lanes as an array: the meaning of every operation that simd/avx2.h and simd/avx512.h do
+// in registers. Included inside an ISA's anonymous namespace.
 
 struct Lanes {
   float v[16];
@@ -8,9 +8,9 @@ struct Lanes {
 #define ATTNFOLD_LANE_FN static inline __attribute__((always_inline))
 #define ATTNFOLD_EACH_LANE for (int i = 0; i < 16; ++i)
 
-constexpr int kBlock = 4;         // accumulators of a score block
-constexpr int kMaxRowBlock = 2;   // rows of one
-constexpr int kMaxChunks = 2;     // chunks of V that one row accumulates at once
+constexpr int kBlock = 4;        // accumulators of a score block
+constexpr int kMaxRowBlock = 2;  // rows of one
+constexpr int kMaxChunks = 2;    // chunks of V that one row accumulates at once
 
 ATTNFOLD_LANE_FN Lanes splat(float x) {
   Lanes r;
@@ -90,7 +90,8 @@ ATTNFOLD_LANE_FN float reduce_max(Lanes a) {
   return m;
 }
 
-/** The one order in which 16 lanes are summed: e[i] = (p[i] + p[i+8]) + (p[i+4] + p[i+12]); (e0 + e2) + (e1 + e3). */
+/** The one order in which 16 lanes are summed: e[i] = (p[i] + p[i+8]) + (p[i+4] + p[i+12]); (e0 +
+ * e2) + (e1 + e3). */
 ATTNFOLD_LANE_FN float reduce_add(Lanes a) {
   float e[4];
   for (int i = 0; i < 4; ++i) e[i] = (a.v[i] + a.v[i + 8]) + (a.v[i + 4] + a.v[i + 12]);
@@ -106,8 +107,8 @@ ATTNFOLD_LANE_FN void sum_block(const Lanes* v, float* out) {
 }
 
 /**
- * 32 consecutive elements.  bf16: a holds the even ones, b the odd ones (widening is then a shift and a mask);
- * f16 and f32: a holds the first 16, b the last 16.
+ * 32 consecutive elements.  bf16: a holds the even ones, b the odd ones (widening is then a shift
+ * and a mask); f16 and f32: a holds the first 16, b the last 16.
  */
 struct Pair {
   Lanes a, b;
