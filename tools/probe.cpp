@@ -7,6 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <type_traits>
+
+#include "cpu/backend.h"
 
 namespace attnfold::tools {
 namespace {
@@ -14,6 +17,15 @@ namespace {
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 std::atomic<uint64_t> g_sink{0};  // what was read, so that no read can be dropped
+
+/** body(t) for t = 0..threads-1, on the threads that the engine's own runs take. */
+template <class Body>
+void on_threads(int threads, Body&& body) {
+  const auto call = [](void* context, int32_t t) {
+    (*static_cast<std::remove_reference_t<Body>*>(context))(t);
+  };
+  cpu::run_parallel({threads, nullptr, nullptr}, threads, call, &body);
+}
 
 }  // namespace
 
@@ -26,8 +38,7 @@ void Ceiling::raise(double other, const std::string& other_loop) {
 double read_pieces_us(const ReadLoop& loop, std::span<const Piece> pieces, int threads) {
   const int64_t num_pieces = static_cast<int64_t>(pieces.size());
   return elapsed_us([&] {
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; ++t) {
+    on_threads(threads, [&](int t) {
       uint64_t sum = 0;
       const int64_t end = num_pieces * (t + 1) / threads;
       for (int64_t i = num_pieces * t / threads; i < end; ++i) {
@@ -36,7 +47,7 @@ double read_pieces_us(const ReadLoop& loop, std::span<const Piece> pieces, int t
         sum ^= loop.read(piece.data, piece.bytes, next);
       }
       g_sink.fetch_xor(sum, std::memory_order_relaxed);
-    }
+    });
   });
 }
 
@@ -58,8 +69,7 @@ Ceiling compute_peak(std::span<const ComputeLoop> loops, int threads, int repeat
   for (const ComputeLoop& loop : loops) {
     auto time_us = [&](int64_t rounds) {
       return elapsed_us([&] {
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-        for (int t = 0; t < threads; ++t) loop.run(rounds);
+        on_threads(threads, [&](int) { loop.run(rounds); });
       });
     };
     int64_t rounds = 1000;
