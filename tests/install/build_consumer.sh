@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# build_consumer.sh find_package|pkg_config CMAKE BUILD_DIR CONSUMER_DIR WORK_DIR CC CXX
+# build_consumer.sh find_package|find_package_c|pkg_config CMAKE BUILD_DIR CONSUMER_DIR WORK_DIR CC CXX
 #
 # Installs BUILD_DIR below WORK_DIR, moves the installed tree (nothing in it may name its place), builds the C and C++
-# programs of CONSUMER_DIR against it and runs them.
+# programs of CONSUMER_DIR against it and runs them; find_package_c is a project that knows no C++.
 set -euo pipefail
 way=$1 cmake=$2 build_dir=$3 consumer=$4 work=$5 cc=$6 cxx=$7
 
@@ -21,11 +21,14 @@ for file in include/attnfold/attnfold.h include/attnfold/attnfold.hpp; do
 done
 
 case $way in
-  find_package)
-    "$cmake" -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" \
+  find_package | find_package_c)
+    languages='C;CXX'
+    if [ "$way" = find_package_c ]; then languages=C; fi
+    "$cmake" -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_LANGUAGES="$languages" \
       -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release
     "$cmake" --build "$work/build"
     c=$work/build/consumer_c cpp=$work/build/consumer_cpp
+    if [ "$way" = find_package_c ]; then cpp=$c; fi
     ;;
   pkg_config)
     command -v pkg-config >/dev/null || { echo "FAILED: no pkg-config on this machine"; exit 1; }
@@ -38,7 +41,7 @@ case $way in
     "$cc" -std=c99 -Wall -Wextra -Werror "$consumer/consumer.c" "${cflags[@]}" "${libs[@]}" -o "$c"
     "$cxx" -std=c++20 -Wall -Wextra -Werror "$consumer/consumer.cpp" "${cflags[@]}" "${libs[@]}" -o "$cpp"
     ;;
-  *) echo "way: expected find_package or pkg_config, got $way"; exit 2 ;;
+  *) echo "way: expected find_package, find_package_c or pkg_config, got $way"; exit 2 ;;
 esac
 "$c"
 "$cpp"
