@@ -15,7 +15,7 @@
  * workers.  Shapes are written [slowest, .., fastest].  Strides count elements, not bytes.
  *
  * Promises (docs/numerics.md has them in full, with measured errors):
- *   exact            o and lse within twice the error of naive attention in float32 arithmetic, plus 2^-20 of the scale
+ *   exact            o and lse within twice the largest error of naive float32 attention on the request, plus 2^-20 of the scale
  *   same bits        a request's rows do not depend on batch mates, batch order, threads, workers, cuts, page size,
  *                    page placement, KV layout or the caller's floating-point mode; nor on whether the token came
  *                    from a decode step, a prefill, a chunked prefill or a verify step
@@ -25,8 +25,7 @@
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
  * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
- * It reads three environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16), ATTNFOLD_NUM_THREADS, and
- * none else.
+ * It reads two environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16) and ATTNFOLD_NUM_THREADS.
  */
 #ifndef ATTNFOLD_ATTNFOLD_H_
 #define ATTNFOLD_ATTNFOLD_H_

@@ -39,6 +39,23 @@ TEST(Exp2, IsWithinTheStatedErrorOnEveryFloatOfTheLastOctaves) {
   EXPECT_LE(worst, 6.8e-8);
 }
 
+TEST(Tanh, IsWithinTheStatedError) {
+  for (uint32_t u = 0x30000000u; u < 0x41900000u; u += 61) {  // 2^-31 .. 18
+    const float x = float_of(u);
+    const double truth = std::tanh(static_cast<double>(x)), error = std::fabs(tanh_f32(x) - truth);
+    ASSERT_LE(error, x < 0.625f ? 1.3 * 0x1p-24 * truth : 1.7 * 0x1p-24) << x;
+    ASSERT_EQ(tanh_f32(-x), -tanh_f32(x)) << x;
+  }
+}
+
+TEST(Tanh, HasTheLimitsOfTheTangent) {
+  EXPECT_EQ(bits_of(tanh_f32(0.0f)), 0u);
+  EXPECT_EQ(tanh_f32(kInf), 1.0f);
+  EXPECT_EQ(tanh_f32(-kInf), -1.0f);
+  EXPECT_EQ(tanh_f32(1e30f), 1.0f);
+  EXPECT_TRUE(std::isnan(tanh_f32(kNaN)));
+}
+
 TEST(Log, IsWithinTheStatedError) {
   std::mt19937 rng(7);
   for (int i = 0; i < 1000000; ++i) {

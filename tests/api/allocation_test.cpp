@@ -1,0 +1,67 @@
+// A run takes its memory from the workspace alone: counted at operator new, which every allocation of the library goes
+// through.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "api/small_call.h"
+
+namespace {
+std::atomic<long> g_num_allocations{0};
+}
+
+void* operator new(size_t bytes) {
+  ++g_num_allocations;
+  if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace attnfold::api_test {
+namespace {
+
+void one_after_the_other(void*, int32_t n, void (*body)(void*, int32_t), void* context) {
+  for (int32_t i = 0; i < n; ++i) body(context, i);
+}
+
+TEST(Allocation, CreateIsCounted) {
+  SmallCall call;
+  const long before = g_num_allocations;
+  const PlanPtr plan = make_plan(call, execution(1, 1));
+  EXPECT_GT(g_num_allocations, before);
+}
+
+TEST(Allocation, RunAllocatesNothingAlsoWhereUnitsAreCut) {
+  SmallCall call({{1, 5000}, {5, 700}, {40, 90}, {1, 0}});
+  attnfold_execution e = execution(4, 7);
+  e.parallel_for = one_after_the_other;
+  const PlanPtr plan = make_plan(call, e);
+  attnfold_plan_report report{};
+  report.struct_size = sizeof(report);
+  ASSERT_EQ(attnfold_plan_get_report(plan.get(), &report), ATTNFOLD_OK);
+  ASSERT_GT(report.num_cuts, 0);
+  std::vector<char> workspace(attnfold_plan_workspace_bytes(plan.get()));
+  const long before = g_num_allocations;
+  const attnfold_status status =
+      attnfold_plan_run(plan.get(), &call.tensors, workspace.data(), workspace.size(), nullptr);
+  const long after = g_num_allocations;
+  EXPECT_EQ(status, ATTNFOLD_OK);
+  EXPECT_EQ(after - before, 0);
+}
+
+TEST(Allocation, UpdateAllocatesNothing) {
+  SmallCall call;
+  const PlanPtr plan = make_plan(call, execution(2, 3));
+  const long before = g_num_allocations;
+  const attnfold_status status = attnfold_plan_update(plan.get(), &call.lengths, nullptr);
+  const long after = g_num_allocations;
+  EXPECT_EQ(status, ATTNFOLD_OK);
+  EXPECT_EQ(after - before, 0);
+}
+
+}  // namespace
+}  // namespace attnfold::api_test
