@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attnfold/attnfold.h"
+#include "cache/cache.h"
 #include "cpu/cpu_features.h"
 #include "float_mode.h"
 #include "merge.h"
@@ -142,6 +143,39 @@ attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
     return attnfold::merge_states(rows, heads, head_dim_vo, states, n, out, row_mask,
                                   row_mask_stride);
   });
+}
+
+attnfold_status attnfold_append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
+                                const attnfold_execution* execution) {
+  return guarded([&] { return attnfold::cache::append(pool, rows, execution); });
+}
+
+attnfold_status attnfold_slot_mapping(const attnfold_lengths* lengths, int32_t page_size,
+                                      int64_t num_pages, const int64_t* positions,
+                                      int64_t num_slots, int64_t* slots) {
+  return guarded([&] {
+    return attnfold::cache::slot_mapping(lengths, page_size, num_pages, positions, num_slots,
+                                         slots);
+  });
+}
+
+attnfold_status attnfold_map_to_kernel_pages(int32_t batch, int32_t width, int32_t block_size,
+                                             int32_t page_size, int64_t num_blocks,
+                                             const int32_t* block_table, int64_t block_table_stride,
+                                             const int32_t* used, int32_t* page_table,
+                                             int64_t page_table_stride) {
+  return guarded([&] {
+    return attnfold::cache::map_to_kernel_pages({batch, width, block_size, page_size, num_blocks,
+                                                 block_table, block_table_stride, used, page_table,
+                                                 page_table_stride});
+  });
+}
+
+attnfold_status attnfold_copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to,
+                                    const int32_t* pairs, int64_t num_pairs,
+                                    const attnfold_execution* execution) {
+  return guarded(
+      [&] { return attnfold::cache::copy_pages(from, to, pairs, num_pairs, execution); });
 }
 
 const char* attnfold_last_error(void) { return last_error().c_str(); }

@@ -1,5 +1,5 @@
-// The C++20 face of attnfold.h: a plan that frees itself, and errors as values.  Header only;
-// everything else is the C ABI.
+// The C++20 face of attnfold.h and cache.h: a plan that frees itself, and errors as values.  Header
+// only; everything else is the C ABI.
 #ifndef ATTNFOLD_ATTNFOLD_HPP_
 #define ATTNFOLD_ATTNFOLD_HPP_
 
@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "attnfold/attnfold.h"
+#include "attnfold/cache.h"
 
 namespace attnfold::api {
 
@@ -97,6 +98,32 @@ inline Outcome merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
   return outcome_of(attnfold_merge(rows, heads, head_dim_vo, states.data(),
                                    static_cast<int32_t>(states.size()), &out, row_mask,
                                    row_mask_stride));
+}
+
+/** attnfold_append. */
+inline Outcome append(const attnfold_kv_pool& pool, const attnfold_kv_rows& rows,
+                      const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  return outcome_of(attnfold_append(&pool, &rows, &execution));
+}
+
+/** attnfold_slot_mapping; positions may be empty: the new tokens are then each request's last. */
+inline Outcome slot_mapping(const attnfold_lengths& lengths, int32_t page_size, int64_t num_pages,
+                            std::span<int64_t> slots, std::span<const int64_t> positions = {}) {
+  return outcome_of(attnfold_slot_mapping(&lengths, page_size, num_pages, positions.data(),
+                                          static_cast<int64_t>(slots.size()), slots.data()));
+}
+
+/** One pair of attnfold_copy_pages. */
+struct PagePair {
+  int32_t from, to;
+};
+
+/** attnfold_copy_pages from one pool to another, or within one. */
+inline Outcome copy_pages(const attnfold_kv_pool& from, const attnfold_kv_pool& to,
+                          std::span<const PagePair> pairs,
+                          const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  return outcome_of(attnfold_copy_pages(&from, &to, pairs.empty() ? nullptr : &pairs[0].from,
+                                        static_cast<int64_t>(pairs.size()), &execution));
 }
 
 }  // namespace attnfold::api

@@ -5,9 +5,22 @@ namespace attnfold::check::cases {
 namespace {
 
 std::string splits_cover_appended_keys(uint64_t seed, const char* isa) {
+  const Context x{seed, isa};
   const Call call =
       generate(make_spec({8, 8, 128, 128}, DType::f16, kRagged, kNone, {1}, {256 + 196}), seed);
-  return right_under(call, {seed, isa}, {1, 2});
+  ATTNFOLD_HOLD(right_under(call, x, {1, 2}));
+  Call cached = zero_call(make_spec({8, 8, 128, 128}, DType::f16, 16, kNone, {1}, {256 + 196}));
+  cached.q = call.q;
+  cached.q_strides = call.q_strides;
+  cached.q_offset = call.q_offset;
+  fill_buffer(*cached.k, DType::f16, kNaN);
+  fill_buffer(*cached.v, DType::f16, kNaN);
+  ATTNFOLD_HOLD(append_keys(call, {0}, {256}, cached));
+  ATTNFOLD_HOLD(append_keys(call, {256}, {256 + 196}, cached));
+  Answer direct, appended;
+  ATTNFOLD_HOLD(same_under(call, x, {1, 2}, direct));
+  ATTNFOLD_HOLD(same_under(cached, x, {1, 2}, appended));
+  return same_bytes(call, direct, appended, "256 cached keys and 196 appended");
 }
 
 std::string varlen_paged_split(uint64_t seed, const char* isa) {
@@ -28,14 +41,20 @@ std::string auto_splits_paged_nan(uint64_t seed, const char* isa) {
   for (int32_t page_size : {256, 16}) {
     const Spec spec = make_spec({2 * kv_heads, kv_heads, 128, 128}, DType::bf16, page_size, kNone,
                                 Lengths(8, 1), Lengths(8, 512));
-    Call call = zero_call(spec);
-    fill_noise(call, seed);
+    Call source = zero_call(spec);
+    fill_noise(source, seed);
+    Call call = deep_copy(source);
+    fill_buffer(*call.k, DType::bf16, kNaN);
+    fill_buffer(*call.v, DType::bf16, kNaN);
+    Lengths before(8, 0);
     Plan automatic(call.problem, execution(x)), single(call.problem, execution(x, 1));
     for (int32_t step = 1; step <= 512; step += is_fast(x) && page_size == 16 ? 1 : 7) {
       call.kv_len.assign(8, step);
       Answer a, b;
       const std::string where =
           "page " + std::to_string(page_size) + ", step " + std::to_string(step);
+      ATTNFOLD_HOLD(in(where, append_keys(source, before, call.kv_len, call)));
+      before = call.kv_len;
       ATTNFOLD_HOLD(in(where, automatic.update(call)));
       ATTNFOLD_HOLD(in(where, automatic.run(call, a)));
       ATTNFOLD_HOLD(in(where, single.update(call)));
@@ -141,12 +160,13 @@ std::string sequence_shorter_than_page(uint64_t seed, const char* isa) {
 }
 
 constexpr NamedCase kCases[] = {
-    {"splits_cover_appended_keys", "two workers attend all 452 keys",
+    {"splits_cover_appended_keys",
+     "two workers attend all 452 keys, also when 196 of them are appended to a cache",
      "Dao-AILab/flash-attention#778", splits_cover_appended_keys},
     {"varlen_paged_split", "any number of workers gives the reference on a ragged paged batch",
      "Dao-AILab/flash-attention#1217", varlen_paged_split},
     {"auto_splits_paged_nan",
-     "a growing decode is finite at each step and the same as from one worker",
+     "a decode whose cache grows by append is finite at each step and the same as from one worker",
      "pytorch/torchtitan#3235", auto_splits_paged_nan},
     {"split_count_agreement", "1 to 128 workers: the same bits, all right",
      "Dao-AILab/flash-attention#1647", split_count_agreement},

@@ -1,5 +1,6 @@
 // Named cases: stale or uninitialised buffers, padded batches, garbage in unused KV slots.
 #include <cstring>
+#include <tuple>
 
 #include "check/cases_util.h"
 
@@ -61,7 +62,27 @@ std::string padding_tokens_share_trash_slot(uint64_t seed, const char* isa) {
   ATTNFOLD_HOLD(run(real, execution(x), a));
   ATTNFOLD_HOLD(judge_answer(real, a));
   ATTNFOLD_HOLD(run(padded, execution(x), b));
-  return same_rows(real, a, 0, b, 0, 4, "12 padded rows beside");
+  ATTNFOLD_HOLD(same_rows(real, a, 0, b, 0, 4, "12 padded rows beside"));
+  // The step before: new keys of 4 requests and of 12 that all write to the one slot.
+  Call appended = deep_copy(padded);
+  fill_page(appended, 15, 0.0f);
+  for (int32_t r = 0; r < 4; ++r) {
+    for (const auto& [buffer, strides, offset] :
+         {std::tuple(appended.k, appended.k_strides, appended.k_offset),
+          std::tuple(appended.v, appended.v_strides, appended.v_offset)}) {
+      const int64_t last = appended.kv_element_offset(r, appended.kv_len[r] - 1, strides, offset);
+      for (int32_t h = 0; h < 2; ++h) {
+        for (int32_t e = 0; e < 64; ++e)
+          store_f32(buffer->data(), DType::bf16, last + h * strides.head + e, kNaN);
+      }
+    }
+  }
+  Lengths begin = appended.kv_len;
+  for (int32_t& n : begin) --n;
+  ATTNFOLD_HOLD(append_keys(padded, begin, padded.kv_len, appended));
+  Answer c;
+  ATTNFOLD_HOLD(run(appended, execution(x), c));
+  return same_rows(real, a, 0, c, 0, 4, "appended beside 12 padded tokens");
 }
 
 std::string zero_len_padding_writes_page0(uint64_t seed, const char* isa) {
@@ -79,6 +100,8 @@ std::string zero_len_padding_writes_page0(uint64_t seed, const char* isa) {
   fill_page(call, 0, kNaN);
   for (int32_t& id : call.block_table) id = id == 0 ? nan_page : id == 0x7ffffff0 ? 0 : id;
   const Call before = deep_copy(call);
+  // Requests without keys are padding to append too: their tokens write nothing, also not slot 0.
+  ATTNFOLD_HOLD(append_keys(before, {16, 29, 0, 0}, call.kv_len, call));
   Answer answer;
   ATTNFOLD_HOLD(same_under(call, x, {1, 3}, answer));
   ATTNFOLD_HOLD(judge_answer(call, answer));
@@ -163,7 +186,7 @@ constexpr NamedCase kCases[] = {
      "a plan that ran short lengths answers long ones, on the same workspace",
      "vllm-project/vllm#20301", replay_longer_than_capture},
     {"padding_tokens_share_trash_slot",
-     "padded rows that all read one slot of NaN leave the real rows their bits",
+     "padded rows that all write and read one slot of NaN leave the real rows their bits",
      "huggingface/transformers#46765", padding_tokens_share_trash_slot},
     {"zero_len_padding_writes_page0", "padding entries that name page 0 neither read nor write it",
      "nod-ai/amd-shark-ai#665", zero_len_padding_writes_page0},

@@ -159,6 +159,81 @@ Call deep_copy(const Call& call) {
   return out;
 }
 
+attnfold_kv_pool pool_of(Call& call) {
+  const attnfold_problem& p = call.problem;
+  const int64_t bytes = dtype_bytes(static_cast<DType>(p.kv_dtype));
+  attnfold_kv_pool pool = ATTNFOLD_KV_POOL_INIT;
+  pool.k = call.k->data() + call.k_offset * bytes;
+  pool.k_stride_page = call.k_strides.page;
+  pool.k_stride_token = call.k_strides.token;
+  pool.k_stride_head = call.k_strides.head;
+  pool.v = call.v->data() + call.v_offset * bytes;
+  pool.v_stride_page = call.v_strides.page;
+  pool.v_stride_token = call.v_strides.token;
+  pool.v_stride_head = call.v_strides.head;
+  pool.kv_dtype = p.kv_dtype;
+  pool.kv_heads = p.kv_heads;
+  pool.head_dim_qk = p.head_dim_qk;
+  pool.head_dim_vo = p.head_dim_vo;
+  pool.page_size = p.page_size;
+  pool.num_pages = p.num_pages;
+  return pool;
+}
+
+namespace {
+
+/** Keys [begin[r], end[r]) of each request, one row after the other, and two rows of NaN. */
+std::vector<std::byte> new_rows(const Call& from, const Buffer& buffer, const Strides& strides,
+                                int64_t offset, int32_t width, const Lengths& begin,
+                                const Lengths& end) {
+  const DType type = static_cast<DType>(from.problem.kv_dtype);
+  const size_t head_bytes = static_cast<size_t>(width * dtype_bytes(type));
+  std::vector<std::byte> rows;
+  for (int32_t r = 0; r < from.batch; ++r) {
+    for (int32_t token = begin[r]; token < end[r]; ++token) {
+      const int64_t at = from.kv_element_offset(r, token, strides, offset);
+      for (int32_t h = 0; h < from.problem.kv_heads; ++h) {
+        const std::byte* head = buffer.data() + (at + h * strides.head) * dtype_bytes(type);
+        rows.insert(rows.end(), head, head + head_bytes);
+      }
+    }
+  }
+  const size_t real = rows.size();
+  rows.resize(real + 2 * static_cast<size_t>(from.problem.kv_heads) * head_bytes);
+  for (size_t at = real; at < rows.size(); at += static_cast<size_t>(dtype_bytes(type)))
+    store_f32(rows.data() + at, type, 0, kNaN);
+  return rows;
+}
+
+}  // namespace
+
+std::string append_keys(const Call& from, const Lengths& begin, const Lengths& end, Call& to) {
+  Lengths qo_indptr = {0};
+  for (int32_t r = 0; r < from.batch; ++r)
+    qo_indptr.push_back(qo_indptr.back() + end[r] - begin[r]);
+  attnfold_lengths lengths = to.lengths();
+  lengths.qo_indptr = qo_indptr.data();
+  lengths.kv_len = end.data();
+  std::vector<int64_t> slots(static_cast<size_t>(qo_indptr.back()) + 2);
+  if (attnfold_slot_mapping(&lengths, to.problem.page_size, to.problem.num_pages, nullptr,
+                            static_cast<int64_t>(slots.size()), slots.data()) != ATTNFOLD_OK)
+    return std::string("attnfold_slot_mapping: ") + attnfold_last_error();
+  const std::vector<std::byte> k =
+      new_rows(from, *from.k, from.k_strides, from.k_offset, from.problem.head_dim_qk, begin, end);
+  const std::vector<std::byte> v =
+      new_rows(from, *from.v, from.v_strides, from.v_offset, from.problem.head_dim_vo, begin, end);
+  attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
+  rows.num_tokens = static_cast<int64_t>(slots.size());
+  rows.k = k.data();
+  rows.v = v.data();
+  rows.dtype = from.problem.kv_dtype;
+  rows.slots = slots.data();
+  const attnfold_kv_pool pool = pool_of(to);
+  if (attnfold_append(&pool, &rows, nullptr) != ATTNFOLD_OK)
+    return std::string("attnfold_append: ") + attnfold_last_error();
+  return "";
+}
+
 Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
   Call out = call;
   out.recorded_o.reset();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attnfold/cache.h"
 #include "check/call.h"
 #include "check/cases.h"
 #include "check/generate.h"
@@ -113,6 +114,16 @@ Call with_extra_pages(const Call& call, int32_t extra, float value);
 
 /** Copies with buffers of their own. */
 Call deep_copy(const Call& call);
+
+/**
+ * Writes keys [begin[r], end[r]) of each request of `from` into the paged pool of `to`, as an
+ * engine does: slots from the block table of `to`, then append, with two padded tokens of NaN
+ * behind.
+ */
+std::string append_keys(const Call& from, const Lengths& begin, const Lengths& end, Call& to);
+
+/** The pool of k and v that a paged call reads. */
+attnfold_kv_pool pool_of(Call& call);
 
 /** Token i of request r as a decode over the request's first kv_len keys, sharing the call's
  * buffers. */

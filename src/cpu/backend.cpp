@@ -3,7 +3,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -103,6 +105,23 @@ void run_merge(void* context, int32_t task) {
   }
 }
 
+int32_t usable_cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0)
+    return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
+  const unsigned n = std::thread::hardware_concurrency();
+  return n > 0 ? static_cast<int32_t>(n) : 1;
+}
+
+int32_t default_threads() {
+  static const int32_t threads = [] {
+    const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
+    const long n = text ? std::strtol(text, nullptr, 10) : 0;
+    return n >= 1 && n <= 1024 ? static_cast<int32_t>(n) : std::min(usable_cpus(), 1024);
+  }();
+  return threads;
+}
+
 }  // namespace
 
 const std::vector<const KernelRow*>& kernel_table() {
@@ -144,12 +163,8 @@ size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;
 }
 
-int32_t usable_cpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
-  const unsigned n = std::thread::hardware_concurrency();
-  return n > 0 ? static_cast<int32_t>(n) : 1;
+Threads threads_of(const attnfold_execution& e) {
+  return {e.num_threads ? e.num_threads : default_threads(), e.parallel_for, e.parallel_user};
 }
 
 void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i),

@@ -27,8 +27,9 @@ struct Threads {
   void* user;
 };
 
-/** CPUs that this process may use. */
-int32_t usable_cpus();
+/** What a validated execution asks for: its own number, else ATTNFOLD_NUM_THREADS, else the CPUs
+ * that this process may use. */
+Threads threads_of(const attnfold_execution& execution);
 
 /** Calls body(context, i) for i = 0..n-1, with rounding and flush modes set to the defaults and set
  * back after each. */

@@ -20,15 +20,6 @@ const std::string& environment_isa() {
   return isa;
 }
 
-int32_t default_threads() {
-  static const int32_t threads = [] {
-    const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
-    const long n = text ? std::strtol(text, nullptr, 10) : 0;
-    return n >= 1 && n <= 1024 ? static_cast<int32_t>(n) : std::min(cpu::usable_cpus(), 1024);
-  }();
-  return threads;
-}
-
 std::string isa_names() {
   std::vector<std::string> names;
   for (const cpu::KernelRow* row : cpu::kernel_table()) {
@@ -99,8 +90,7 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
   ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &plan->given_, &plan->problem_));
   ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
   ATTNFOLD_RETURN_IF_ERROR(choose_row(plan->problem_, e.isa, &plan->row_));
-  plan->threads_ = {e.num_threads ? e.num_threads : default_threads(), e.parallel_for,
-                    e.parallel_user};
+  plan->threads_ = cpu::threads_of(e);
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
   plan->cut_seed_ = e.cut_seed;
   ATTNFOLD_RETURN_IF_ERROR(plan->reserve());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attnfold/cache.h"
 #include "core/fold.h"
 
 namespace attnfold {
@@ -75,6 +76,10 @@ template Status read_struct(const char*, const attnfold_tensors*, const attnfold
                             attnfold_tensors*);
 template Status read_struct(const char*, const attnfold_state*, const attnfold_state&,
                             attnfold_state*);
+template Status read_struct(const char*, const attnfold_kv_pool*, const attnfold_kv_pool&,
+                            attnfold_kv_pool*);
+template Status read_struct(const char*, const attnfold_kv_rows*, const attnfold_kv_rows&,
+                            attnfold_kv_rows*);
 
 Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Problem* out) {
   const attnfold_problem defaults = ATTNFOLD_PROBLEM_INIT;

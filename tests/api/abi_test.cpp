@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attnfold/attnfold.h"
+#include "attnfold/cache.h"
 
 namespace {
 
@@ -108,7 +109,28 @@ TEST(Abi, StateKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_state, l), 96u);
 }
 
+TEST(Abi, CacheStructsKeepTheirLayout) {
+  EXPECT_EQ(offsetof(attnfold_kv_pool, k), 8u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, k_stride_page), 16u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, v), 40u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, v_stride_page), 48u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, kv_dtype), 72u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, kv_layout), 76u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, kv_heads), 80u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, head_dim_qk), 84u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, head_dim_vo), 88u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, page_size), 92u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, num_pages), 96u);
+  EXPECT_EQ(offsetof(attnfold_kv_rows, num_tokens), 8u);
+  EXPECT_EQ(offsetof(attnfold_kv_rows, k), 16u);
+  EXPECT_EQ(offsetof(attnfold_kv_rows, v), 40u);
+  EXPECT_EQ(offsetof(attnfold_kv_rows, dtype), 64u);
+  EXPECT_EQ(offsetof(attnfold_kv_rows, slots), 72u);
+}
+
 TEST(Abi, EnumeratorsKeepTheirValues) {
+  EXPECT_EQ(ATTNFOLD_NO_SLOT, -1);
+  EXPECT_EQ(ATTNFOLD_NO_PAGE, -1);
   EXPECT_EQ(ATTNFOLD_F32, 0);
   EXPECT_EQ(ATTNFOLD_F16, 1);
   EXPECT_EQ(ATTNFOLD_BF16, 2);
@@ -164,6 +186,13 @@ TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
   EXPECT_EQ(tensors.lse_stride_head, 0);
   EXPECT_EQ(tensors.alibi_slopes, nullptr);
   EXPECT_EQ(tensors.sink_logits, nullptr);
+  const attnfold_kv_pool pool = ATTNFOLD_KV_POOL_INIT;
+  EXPECT_EQ(pool.struct_size, sizeof(pool));
+  EXPECT_EQ(pool.page_size, 16);
+  EXPECT_EQ(pool.num_pages, 0);
+  const attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
+  EXPECT_EQ(rows.struct_size, sizeof(rows));
+  EXPECT_EQ(rows.slots, nullptr);
   const attnfold_state state = ATTNFOLD_STATE_INIT;
   EXPECT_EQ(state.struct_size, sizeof(state));
   EXPECT_EQ(state.normalised, 1);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/small_call.h"
+#include "attnfold/cache.h"
 
 namespace {
 std::atomic<long> g_num_allocations{0};
@@ -61,6 +62,51 @@ TEST(Allocation, UpdateAllocatesNothing) {
   const long after = g_num_allocations;
   EXPECT_EQ(status, ATTNFOLD_OK);
   EXPECT_EQ(after - before, 0);
+}
+
+/** Allocations of a call that must succeed. */
+template <class Call>
+long num_allocations(Call call) {
+  const long before = g_num_allocations;
+  const attnfold_status status = call();
+  const long after = g_num_allocations;
+  EXPECT_EQ(status, ATTNFOLD_OK) << attnfold_last_error();
+  return after - before;
+}
+
+TEST(Allocation, TheCallsRoundTheCacheAllocateNothing) {
+  SmallCall call;
+  attnfold_kv_pool pool = ATTNFOLD_KV_POOL_INIT;
+  pool.k = call.k.data();
+  pool.v = call.v.data();
+  pool.kv_dtype = ATTNFOLD_F32;
+  pool.kv_heads = kKvHeads;
+  pool.head_dim_qk = pool.head_dim_vo = kHeadDim;
+  pool.page_size = kPageSize;
+  pool.num_pages = call.problem.num_pages;
+  const int64_t n = 2000;  // several shares
+  std::vector<int64_t> slots(static_cast<size_t>(n), 5);
+  const std::vector<float> new_rows(static_cast<size_t>(n) * kKvHeads * kHeadDim, 0.5f);
+  attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
+  rows.num_tokens = n;
+  rows.k = rows.v = new_rows.data();
+  rows.dtype = ATTNFOLD_F32;
+  rows.slots = slots.data();
+  attnfold_execution e = execution(4, 0);
+  e.parallel_for = one_after_the_other;
+  const int32_t pairs[] = {0, 1, 1, 2}, blocks[] = {3, -1};
+  int32_t pages[4];
+  EXPECT_EQ(num_allocations([&] { return attnfold_append(&pool, &rows, &e); }), 0);
+  EXPECT_EQ(num_allocations([&] { return attnfold_copy_pages(&pool, &pool, pairs, 2, &e); }), 0);
+  EXPECT_EQ(num_allocations([&] {
+              return attnfold_slot_mapping(&call.lengths, kPageSize, pool.num_pages, nullptr, n,
+                                           slots.data());
+            }),
+            0);
+  EXPECT_EQ(num_allocations([&] {
+              return attnfold_map_to_kernel_pages(1, 2, 32, 16, 4, blocks, 2, nullptr, pages, 4);
+            }),
+            0);
 }
 
 }  // namespace

@@ -1,14 +1,36 @@
-/* The header alone, in C99: a decode of one request over three keys, by hand. */
+/* The headers alone, in C99: a decode of one request over three keys, by hand. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attnfold/attnfold.h"
+#include "attnfold/cache.h"
 
 static int failed(const char* what) {
   fprintf(stderr, "%s: %s\n", what, attnfold_last_error());
   return 1;
+}
+
+/* Writes one token into the third slot of a pool, and copies its page. */
+static int use_cache(void) {
+  float k[2 * 4 * 8] = {0}, v[2 * 4 * 8] = {0}, row[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const int64_t slots[1] = {2};
+  const int32_t pairs[2] = {0, 1};
+  attnfold_kv_pool pool = ATTNFOLD_KV_POOL_INIT;
+  attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
+  pool.k = k;
+  pool.v = v;
+  pool.kv_dtype = rows.dtype = ATTNFOLD_F32;
+  pool.head_dim_qk = pool.head_dim_vo = 8;
+  pool.page_size = 4;
+  pool.num_pages = 2;
+  rows.num_tokens = 1;
+  rows.k = rows.v = row;
+  rows.slots = slots;
+  if (attnfold_append(&pool, &rows, NULL) != ATTNFOLD_OK) return failed("append");
+  if (attnfold_copy_pages(&pool, &pool, pairs, 1, NULL) != ATTNFOLD_OK) return failed("copy");
+  return k[2 * 8 + 3] == 3.0f && v[(4 + 2) * 8 + 5] == 5.0f ? 0 : failed("the row is not there");
 }
 
 /* With q = 0 every key has the same weight: o is the mean of v, lse = log 3. */
@@ -65,6 +87,7 @@ int main(void) {
   if (attnfold_plan_get_report(plan, &report) != ATTNFOLD_OK) return failed("report");
   if (report.num_requests != 1 || report.num_leaves != 1) return failed("the report is of another call");
 
+  if (use_cache() != 0) return 1;
   attnfold_plan_destroy(plan);
   free(workspace);
   free(memory);

@@ -1,0 +1,149 @@
+// attnfold_copy_pages: whole pages, within a pool or from one to another.
+//
+// Every share carries out all pairs in order, each for its own part of a page.  So pairs may chain,
+// and the bytes do not depend on the number of shares.
+#include <algorithm>
+#include <cstring>
+
+#include "cache/cache.h"
+#include "cache/pool.h"
+
+namespace attnfold::cache {
+namespace {
+
+struct CopyPages {
+  Pool from, to;
+  const int32_t* pairs;  // [num_pairs, 2]
+  int64_t num_pairs;
+  int32_t num_shares;
+};
+
+bool same_memory(const View<char>& a, const View<char>& b) {
+  return a.data == b.data && a.stride_page == b.stride_page && a.stride_token == b.stride_token &&
+         a.stride_head == b.stride_head;
+}
+
+Status check_equal(const char* field, int64_t from, int64_t to) {
+  if (from == to) return {};
+  return invalid(Name{"to", field}.text(), "that of from, " + std::to_string(from), to);
+}
+
+/** The same pool, or memory apart; and what a page is, in both. */
+Status check_pools(const Pool& from, const Pool& to) {
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_equal("kv_dtype", static_cast<int64_t>(from.dtype), static_cast<int64_t>(to.dtype)));
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("kv_heads", from.kv_heads, to.kv_heads));
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("page_size", from.page_size, to.page_size));
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_qk", from.k.width, to.k.width));
+  if ((from.v.width == 0) != (to.v.width == 0)) {
+    return invalid("to.v", from.v.width ? "a pointer (from has v)" : "NULL (from has no v)",
+                   to.v.width ? "a pointer" : "NULL");
+  }
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_vo", from.v.width, to.v.width));
+  if (same_memory(from.k.view, to.k.view) && same_memory(from.v.view, to.v.view)) return {};
+  for (const Extent* written : {&to.k.extent, &to.v.extent}) {
+    for (const Extent* read : {&from.k.extent, &from.v.extent}) {
+      if (!overlap(*written, *read)) continue;
+      return invalid(written->name,
+                     std::string("memory apart from ") + read->name + ", or the pool from itself",
+                     "memory that overlaps it");
+    }
+  }
+  return {};
+}
+
+Status check_pairs(const CopyPages& c) {
+  if (c.num_pairs == 0) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_array("pairs", c.pairs, sizeof(int32_t)));
+  for (int64_t i = 0; i < 2 * c.num_pairs; ++i) {
+    const int64_t num_pages = i % 2 == 0 ? c.from.num_pages : c.to.num_pages;
+    if (c.pairs[i] >= 0 && c.pairs[i] < num_pages) continue;
+    const char* pool = i % 2 == 0 ? "from" : "to";
+    return invalid(indexed("pairs", i / 2) + "[" + std::to_string(i % 2) + "]",
+                   num_pages > 0
+                       ? std::string("a page of ") + pool + ", 0.." + std::to_string(num_pages - 1)
+                       : std::string("no page (") + pool + ".num_pages is 0)",
+                   c.pairs[i]);
+  }
+  return {};
+}
+
+/** Whether a page lies in memory without gaps, in the same order in both. */
+bool are_dense(const Pool& pool, const View<char>& a, const View<char>& b, int32_t width) {
+  if (a.stride_token != b.stride_token || a.stride_head != b.stride_head) return false;
+  const bool by_token =
+      a.stride_head == width && a.stride_token == static_cast<int64_t>(pool.kv_heads) * width;
+  const bool by_head =
+      a.stride_token == width && a.stride_head == static_cast<int64_t>(pool.page_size) * width;
+  return by_token || by_head;
+}
+
+/** Elements [begin, end) of a page, counted along its rows. */
+void copy_part(const CopyPages& c, const Rows<char>& from, const Rows<char>& to, int32_t source,
+               int32_t target, int64_t begin, int64_t end) {
+  const int bytes = dtype_bytes(c.from.dtype);
+  const char* const in = from.view.data + source * from.view.stride_page * bytes;
+  char* const out = to.view.data + target * to.view.stride_page * bytes;
+  if (are_dense(c.from, from.view, to.view, from.width)) {
+    std::memcpy(out + begin * bytes, in + begin * bytes,
+                static_cast<size_t>((end - begin) * bytes));
+    return;
+  }
+  while (begin < end) {
+    const int64_t row = begin / from.width, element = begin - row * from.width;
+    const int64_t n = std::min<int64_t>(end - begin, from.width - element);
+    const int64_t token = row / c.from.kv_heads, head = row - token * c.from.kv_heads;
+    const auto at = [&](const View<char>& v) {
+      return (token * v.stride_token + head * v.stride_head + element) * bytes;
+    };
+    std::memcpy(out + at(to.view), in + at(from.view), static_cast<size_t>(n * bytes));
+    begin += n;
+  }
+}
+
+void copy_share(void* context, int32_t share) {
+  const CopyPages& c = *static_cast<const CopyPages*>(context);
+  const bool within = c.from.k.view.data == c.to.k.view.data;
+  for (int64_t i = 0; i < c.num_pairs; ++i) {
+    const int32_t source = c.pairs[2 * i], target = c.pairs[2 * i + 1];
+    if (within && source == target) continue;
+    for (const auto& [from, to] :
+         {std::pair<const Rows<char>*, const Rows<char>*>{&c.from.k, &c.to.k},
+          {&c.from.v, &c.to.v}}) {
+      const int64_t lines =  // of 32 elements; heads of 8 leave the last short
+          (static_cast<int64_t>(c.from.page_size) * c.from.kv_heads * from->width + 31) / 32;
+      const int64_t begin = lines * share / c.num_shares * 32;
+      const int64_t end =
+          std::min(lines * (share + 1) / c.num_shares * 32,
+                   static_cast<int64_t>(c.from.page_size) * c.from.kv_heads * from->width);
+      if (begin < end) copy_part(c, *from, *to, source, target, begin, end);
+    }
+  }
+}
+
+}  // namespace
+
+Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, const int32_t* pairs,
+                  int64_t num_pairs, const attnfold_execution* execution) {
+  CopyPages c{};
+  ATTNFOLD_RETURN_IF_ERROR(resolve_pool({"from", "from.k", "from.v"}, from, &c.from));
+  ATTNFOLD_RETURN_IF_ERROR(resolve_pool({"to", "to.k", "to.v"}, to, &c.to));
+  ATTNFOLD_RETURN_IF_ERROR(check_pools(c.from, c.to));
+  if (num_pairs < 0 || num_pairs > INT32_MAX)
+    return invalid("num_pairs", "0.." + std::to_string(INT32_MAX), num_pairs);
+  c.pairs = pairs;
+  c.num_pairs = num_pairs;
+  ATTNFOLD_RETURN_IF_ERROR(check_pairs(c));
+  const Extent read = extent_of_array("pairs", pairs, num_pairs * 2 * int64_t{sizeof(int32_t)});
+  ATTNFOLD_RETURN_IF_ERROR(check_apart(c.to.k.extent, read));
+  ATTNFOLD_RETURN_IF_ERROR(check_apart(c.to.v.extent, read));
+  cpu::Threads threads;
+  const __int128 bytes = static_cast<__int128>(c.from.page_bytes()) * num_pairs;
+  ATTNFOLD_RETURN_IF_ERROR(threads_for(execution,
+                                       static_cast<int64_t>(std::min<__int128>(bytes, INT64_MAX)),
+                                       &threads, &c.num_shares));
+  if (num_pairs > 0) cpu::run_parallel(threads, c.num_shares, copy_share, &c);
+  return {};
+}
+
+}  // namespace attnfold::cache
