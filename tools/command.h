@@ -31,6 +31,7 @@ void add_info(CLI::App& app, Command& command);
 void add_run(CLI::App& app, Command& command);
 void add_verify(CLI::App& app, Command& command);
 void add_bench(CLI::App& app, Command& command);
+void add_explain(CLI::App& app, Command& command);
 
 /** "0.1.0" */
 std::string version_text();

@@ -41,6 +41,7 @@ int main_of(int argc, char** argv) {
   add_run(app, command);
   add_verify(app, command);
   add_bench(app, command);
+  add_explain(app, command);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
