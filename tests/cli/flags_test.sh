@@ -5,10 +5,10 @@ good=$data/verify_layer20.safetensors
 
 expect 0 '^attnfold [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'Exit codes' --help
-for sub in info run verify bench; do
+for sub in info run verify bench explain; do
   expect 0 'Exit codes' "$sub" --help
 done
-for line in info "run $good" "verify $good" bench; do
+for line in info "run $good" "verify $good" bench explain; do
   # shellcheck disable=SC2086
   expect 2 '--frobnicate' $line --frobnicate
 done

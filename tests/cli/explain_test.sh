@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# attnfold explain: questions, answers and messages.
+. "$(dirname "$0")/expect.sh" "$@"
+good=$data/mixed_layer29.safetensors
+
+expect 0 '^vLLM unified +\(1, 8, 16\) +128/128 +16 ' explain --batch 1 --context 2560
+expect 0 '^FA3 +80 tiles +80/80 +10 ' explain --batch 1 --context 2560
+expect 0 'one layer reads 10.5 MB of KV, 32 layers 336 MB' explain
+expect 0 '2D: batch 17 > 16' explain --batch 17
+expect 0 '2D: a request has 512 query tokens; batch invariance is on' explain --lengths 4096,512/2048 --batch-invariant
+expect 0 'FlashInfer .* 1\.\.18 ' explain --lengths 65536,512x15
+expect 0 '8/1 heads of 128' explain --model llama-3-70b --tp 8
+expect 0 '16/1 heads of 576/512, latent' explain --model deepseek-v3 --tp 8
+expect 0 'window 4096' explain --model mistral-7b
+expect 0 'window 1024' explain --model gemma-3-27b --local
+expect 0 'used: 1024 shared keys' explain --batch 64 --context 4096 --shared-prefix 1024
+expect 0 '64 SMs, 1.00 TB/s, 100 TFLOP/s, ridge 100' explain --sms 64 --tb-per-s 1 --tflop-per-s 100
+expect 0 '"engine": "SGLang adaptive"' explain --json
+expect 0 '"ridge": 295' explain --json
+expect 0 'llama-3-8b .*huggingface' explain --list
+expect 0 'requests? of' explain "$good"
+
+printf '{"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64}' >"$work/config.json"
+expect 0 '6/3 heads of 64' explain --config "$work/config.json"
+printf '{' >"$work/bad.json"
+expect 2 'JSON object' explain --config "$work/bad.json"
+expect 2 'readable' explain --config "$work/none.json"
+
+expect 2 '--model: expected one of llama-2-7b, .*got gpt-9' explain --model gpt-9
+expect 2 '--gpu: expected here or one of a100, .*got tpu' explain --gpu tpu
+expect 2 '--tp: expected a divisor of the 32 query heads, got 3' explain --tp 3
+expect 2 'local: llama-3-8b has no windowed layers' explain --local
+expect 2 '--lengths: .*got 12y' explain --lengths 12y
+expect 2 '--lengths: .*got $' explain --lengths ''
+expect 2 '--lengths' explain --lengths 99999999999999999999
+expect 2 'query tokens: expected 1..100, .*got 200' explain --lengths 200/100
+expect 2 '--context: expected 1..16777216, got 0' explain --context 0
+expect 2 'shared prefix: expected 0..100, got 101' explain --context 100 --shared-prefix 101
+expect 2 '--kv: expected f32, f16, bf16 or fp8, got int4' explain --kv int4
+expect 2 'kv_heads: expected a divisor of qo_heads \(9\), got 2' explain --heads 9/2
+expect 2 'expected one of them' explain --heads 8 --model llama-3-8b
+expect 2 'got both' explain "$good" --model llama-3-8b
+expect 2 'missing' explain "$work/missing"
+
+expect 0 'one layer reads' explain --html "$work/page.html"
+grep -q '<svg' "$work/page.html" || fail "--html wrote no pictures"
+expect 2 '--html: .*cannot be written' explain --html "$work/no/such/folder/page.html"
+
+expect 0 'partial_bytes_per_row +8320 B +agrees' explain --book
+expect 0 'overflow_margin_sigma +7.40.*errs +printed as nine' explain --book
+expect 0 'traffic_materialised_gib +16.15625 GiB +rounds +printed as 16.156' explain --book traffic_materialised_gib
+expect 0 'kv_bytes_layer_s2560 +20971520 B' explain --book kv_bytes_layer_s2560 --with h_kv=16
+expect 2 "no number has 'wisdom'" explain --book wisdom
+expect 2 '--with: expected NAME=NUMBER, got h' explain --book --with h
+expect 2 'expected h_kv to divide h' explain --book group_size --with h=9
+expect 2 'whole number >= 1, got 0' explain --book group_size --with h_kv=0
+expect 2 '60 bits' explain --book s_bytes --with T=1e12
+expect 2 '--book' explain --with h=9
+finish
