@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench_call.h"
+#include "bench_workers.h"
 #include "command.h"
 #include "engine.h"
 #include "machine.h"
@@ -18,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 struct BenchOptions {
+  std::vector<int> workers;
   bool quick = false;
   int32_t threads = 0;
   std::string json_file, isa, backend = "cpu";
@@ -258,8 +260,21 @@ int32_t default_threads() {
   return threads >= 1 && threads <= 1024 ? threads : num_usable_cpus();
 }
 
+int run_worker_sweep(const BenchOptions& options) {
+  try {
+    const int threads = options.threads > 0 ? options.threads : default_threads();
+    const WorkerSweep sweep = sweep_workers(options.workers, threads, options.isa, options.quick);
+    fmt::print("{}", sweep.text);
+    return sweep.same_bits ? kRight : kWrong;
+  } catch (const EngineError& error) {
+    if (error.status == ATTNFOLD_INTERNAL) throw;
+    throw BadInput(error.what());
+  }
+}
+
 int run_bench(const BenchOptions& options) {
   require_isa(options.isa);
+  if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file;
   if (!options.json_file.empty()) {
     file.open(options.json_file);
@@ -310,6 +325,11 @@ void add_bench(CLI::App& app, Command& command) {
   CLI::App* sub =
       app.add_subcommand("bench", "Time decode and prefill beside the ceilings of this machine");
   sub->add_flag("--quick", options->quick, "Fewer shapes and rounds: under 40 seconds on 2 cores");
+  sub->add_option("--workers", options->workers,
+                  "Instead: one long decode cut into each of these numbers of shares")
+      ->delimiter(',')
+      ->check(in_range(1, 1024))
+      ->type_name("LIST");
   add_threads_flag(sub, options->threads);
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);

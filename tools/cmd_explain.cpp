@@ -3,10 +3,12 @@
 
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "command.h"
 #include "explain/pictures.h"
 #include "explain_input.h"
+#include "explain_measured.h"
 #include "explain_report.h"
 
 namespace attnfold::tools {
@@ -15,7 +17,7 @@ namespace {
 struct ExplainOptions {
   ExplainFlags flags;
   std::string book_part, book_changes, html;
-  bool list = false, book = false, as_json = false;
+  bool list = false, book = false, as_json = false, measured = false;
 };
 
 void print_json(const nlohmann::ordered_json& json) {
@@ -50,10 +52,24 @@ int run_explain(const ExplainOptions& options) {
         options.html,
         explain::page_html(question, lines, {call_text(question), machine_text(question.machine)}));
   }
+  std::optional<MeasuredRun> run;
+  if (options.measured) run = measure_question(question);
   if (options.as_json) {
-    print_json(explain_json(question, lines));
+    nlohmann::ordered_json out = explain_json(question, lines);
+    if (run) {
+      out["measured"] = {{"run_us", run->us.median},
+                         {"q1", run->us.lower},
+                         {"q3", run->us.upper},
+                         {"runs", run->runs},
+                         {"kernel", run->kernel},
+                         {"threads", run->threads},
+                         {"floor_us", run->line.floor_us},
+                         {"bytes_per_s", run->machine.bytes_per_s},
+                         {"flop_per_s", run->machine.flop_per_s}};
+    }
+    print_json(out);
   } else {
-    fmt::print("{}", explain_text(question, lines));
+    fmt::print("{}{}", explain_text(question, lines), run ? measured_text(*run) : std::string());
   }
   return kRight;
 }
@@ -66,6 +82,8 @@ void add_explain(CLI::App& app, Command& command) {
       "explain", "What engines would do with a batch: splits, waves, bytes, floor, and why");
   options->flags.add_to(sub);
   sub->add_flag("--json", options->as_json, "Print JSON");
+  sub->add_flag("--measured", options->measured,
+                "Also run attnfold on this machine, beside the floor of this machine");
   sub->add_option("--html", options->html, "Also write a page with pictures")->type_name("FILE");
   sub->add_flag("--list", options->list, "List the models and machines that are known by name");
   auto* book =

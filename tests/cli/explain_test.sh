@@ -26,6 +26,13 @@ printf '{' >"$work/bad.json"
 expect 2 'JSON object' explain --config "$work/bad.json"
 expect 2 'readable' explain --config "$work/none.json"
 
+expect 0 'measured here: .* us' explain --heads 4/2 --head-dim 64 --context 300 --measured
+expect 0 '"run_us"' explain --heads 4/2 --head-dim 64 --context 300 --measured --json
+expect 2 '--measured: expected keys and values of one width' explain --model deepseek-v3 --measured
+expect 2 '--measured: expected q, k and v of one type' explain --kv fp8 --measured
+expect 0 '^ +16 .* same$' bench --quick --workers 1,2,16
+expect 2 '--workers' bench --workers 0
+
 expect 2 '--model: expected one of llama-2-7b, .*got gpt-9' explain --model gpt-9
 expect 2 '--gpu: expected here or one of a100, .*got tpu' explain --gpu tpu
 expect 2 '--tp: expected a divisor of the 32 query heads, got 3' explain --tp 3
