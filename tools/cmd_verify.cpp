@@ -8,6 +8,7 @@
 #include "check/call_file.h"
 #include "check/cases.h"
 #include "command.h"
+#include "diagnose_call.h"
 #include "text.h"
 #include "verify.h"
 
@@ -24,6 +25,7 @@ struct Options {
   VerifyOptions verify;
   std::string backend = "cpu";
   bool as_json = false, list_cases = false;
+  bool diagnose = false;
 };
 
 Verdict cannot_judge(std::string why) {
@@ -130,6 +132,10 @@ int run_verify(const Options& options) {
   if (options.list_cases) return list_cases(options.as_json);
   if (options.files.empty() && options.cases.empty())
     throw BadInput("FILE: expected a file or --case NAME, got neither");
+  if (options.diagnose) {
+    if (!options.cases.empty()) throw BadInput("--diagnose: expected files, got --case");
+    return run_diagnose(options.files, options.as_json);
+  }
   require_isa(options.verify.isa);
 
   Progress progress;
@@ -187,6 +193,8 @@ void add_verify(CLI::App& app, Command& command) {
       ->capture_default_str();
   add_isa_flag(sub, options->verify.isa);
   add_backend_flag(sub, options->backend);
+  sub->add_flag("--diagnose", options->diagnose,
+                "Instead: which known faults explain the recorded answers of the files");
   sub->add_flag("--list-cases", options->list_cases, "List the cases and what each claims");
   sub->add_flag("--json", options->as_json, "Print JSON");
   sub->footer(

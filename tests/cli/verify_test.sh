@@ -47,6 +47,13 @@ expect 2 'right$' verify "$good" "$work/short"
 expect 1 'cannot be judged' verify "$work/wrong_o" "$work/short" "$good"
 expect 1 'WRONG' verify "$work/short" "$work/wrong_o"
 
+# What went wrong with a recorded answer.
+expect 0 'right: ' verify --diagnose "$good"
+expect 1 'none of these' verify --diagnose "$work/wrong_o"
+expect 1 '"wrong_rows": 1' verify --diagnose --json "$work/wrong_lse"
+expect 2 'cannot be judged' verify --diagnose "$work/short"
+expect 2 'expected files' verify --diagnose --case random "$good"
+
 # Cases.
 expect 0 'long_decode_20000' verify --list-cases
 expect 0 'random.*right$' verify --case random --seed 5 --schedules 3
