@@ -139,10 +139,28 @@ const char* attnfold_plan_numerics_id(const attnfold_plan* plan) {
 attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
                                const attnfold_state* states, int32_t n, const attnfold_state* out,
                                const uint8_t* row_mask, int64_t row_mask_stride) {
+  attnfold_execution calling_thread = ATTNFOLD_EXECUTION_INIT;
+  calling_thread.num_threads = 1;
+  return attnfold_merge_parallel(rows, heads, head_dim_vo, states, n, out, row_mask,
+                                 row_mask_stride, &calling_thread);
+}
+
+attnfold_status attnfold_merge_parallel(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                                        const attnfold_state* states, int32_t n,
+                                        const attnfold_state* out, const uint8_t* row_mask,
+                                        int64_t row_mask_stride,
+                                        const attnfold_execution* execution) {
   return guarded([&] {
     return attnfold::merge_states(rows, heads, head_dim_vo, states, n, out, row_mask,
-                                  row_mask_stride);
+                                  row_mask_stride, execution);
   });
+}
+
+attnfold_status attnfold_convert_state(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                                       const attnfold_state* from, const attnfold_state* to,
+                                       const attnfold_execution* execution) {
+  return guarded(
+      [&] { return attnfold::convert_state(rows, heads, head_dim_vo, from, to, execution); });
 }
 
 attnfold_status attnfold_append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,

@@ -1,115 +1,150 @@
-// attnfold_merge: results of any engine, described by type, folded into one.
-#include "core/merge.h"
+// attnfold_merge and attnfold_convert_state: results of any engine, described by type.
+#include "merge.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "merge.h"
+#include "cpu/backend.h"
+#include "merge_rows.h"
 #include "plan/validate.h"
 
 namespace attnfold {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int32_t kStatesOnStack = 32;  // more are kept in memory of their own
+constexpr int32_t kPairsPerShare =
+    64;  // (row, head) pairs; fewer are not worth waking a thread for
 
-/** A state with every stride resolved. */
-struct Side {
-  char* o;
-  DType o_dtype;
-  int64_t o_row, o_head;
-  float *lse, *l;
-  int64_t lse_row, lse_head;
-  bool base2, normalised;
-  attnfold_empty_kind empty;
-  float empty_value;
+/** Whose fields a message speaks of: "out", or "states[3]".  Put together only when there is one.
+ */
+struct Owner {
+  const char* name;
+  int64_t index = -1;
+  std::string field(const char* f) const {
+    return (index < 0 ? std::string(name) : indexed(name, index)) + "." + f;
+  }
 };
 
-Status check_enum(const std::string& name, int value, int high) {
-  if (value < 0 || value > high) return invalid(name, "0.." + std::to_string(high), value);
+struct Shape {
+  int64_t rows, heads, width;
+  int64_t pairs() const { return rows * heads; }
+};
+
+Status check_enum(const Owner& owner, const char* field, int value, int high) {
+  if (value < 0 || value > high)
+    return invalid(owner.field(field), "0.." + std::to_string(high), value);
   return {};
 }
 
-Status resolve(const std::string& name, bool is_output, const attnfold_state* given, int64_t rows,
-               int64_t heads, int64_t width, Side* out, bool* sink_included) {
+Status read_state(const Owner& owner, const attnfold_state* given, attnfold_state* s) {
   const attnfold_state defaults = ATTNFOLD_STATE_INIT;
-  attnfold_state s;
-  ATTNFOLD_RETURN_IF_ERROR(read_struct(name.c_str(), given, defaults, &s));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".o_dtype", s.o_dtype, kNumDTypes - 1));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".lse_layout", s.lse_layout, ATTNFOLD_HEADS_ROWS));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".log_base", s.log_base, ATTNFOLD_LOG_2));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".empty", s.empty, ATTNFOLD_EMPTY_FINITE));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".sink_included", s.sink_included, 1));
-  ATTNFOLD_RETURN_IF_ERROR(check_enum(name + ".normalised", s.normalised, 1));
-  if (is_output && !s.normalised) return invalid(name + ".normalised", "1", 0);
-  if (rows * heads > 0) {
-    if (!s.o) return invalid(name + ".o", "a pointer", "NULL");
-    if (!s.lse) return invalid(name + ".lse", "a pointer", "NULL");
-    if (!s.normalised && !s.l) return invalid(name + ".l", "a pointer (normalised is 0)", "NULL");
+  if (Status status = read_struct(owner.name, given, defaults, s); !status.ok()) {
+    const std::string name = owner.index < 0 ? owner.name : indexed(owner.name, owner.index);
+    return read_struct(name.c_str(), given, defaults, s);
+  }
+  ATTNFOLD_RETURN_IF_ERROR(check_enum(owner, "o_dtype", s->o_dtype, ATTNFOLD_BF16));
+  ATTNFOLD_RETURN_IF_ERROR(check_enum(owner, "lse_layout", s->lse_layout, ATTNFOLD_HEADS_ROWS));
+  ATTNFOLD_RETURN_IF_ERROR(check_enum(owner, "log_base", s->log_base, ATTNFOLD_LOG_2));
+  ATTNFOLD_RETURN_IF_ERROR(check_enum(owner, "empty", s->empty, ATTNFOLD_EMPTY_FINITE));
+  ATTNFOLD_RETURN_IF_ERROR(check_enum(owner, "sink_included", s->sink_included, 1));
+  return check_enum(owner, "normalised", s->normalised, 1);
+}
+
+Status resolve(const Owner& owner, const attnfold_state& s, const Shape& shape, StateView* out) {
+  if (s.num_rows < -1 || s.num_rows > shape.rows) {
+    return invalid(owner.field("num_rows"),
+                   "-1 (all), or 0.." + std::to_string(shape.rows) + " (rows)", s.num_rows);
+  }
+  const int64_t num_rows = s.num_rows < 0 ? shape.rows : s.num_rows;
+  if (num_rows * shape.heads > 0) {
+    if (!s.o) return invalid(owner.field("o"), "a pointer", "NULL");
+    if (!s.lse) return invalid(owner.field("lse"), "a pointer", "NULL");
+    if (!s.normalised && !s.l)
+      return invalid(owner.field("l"), "a pointer (normalised is 0)", "NULL");
   }
   const bool by_head = s.lse_layout == ATTNFOLD_HEADS_ROWS;
   *out = {static_cast<char*>(s.o),
           static_cast<DType>(s.o_dtype),
-          s.o_stride_row ? s.o_stride_row : heads * width,
-          s.o_stride_head ? s.o_stride_head : width,
+          s.o_stride_row ? s.o_stride_row : shape.heads * shape.width,
+          s.o_stride_head ? s.o_stride_head : shape.width,
           s.lse,
           s.l,
-          s.lse_stride_row ? s.lse_stride_row : (by_head ? 1 : heads),
-          s.lse_stride_head ? s.lse_stride_head : (by_head ? rows : 1),
+          s.lse_stride_row ? s.lse_stride_row : (by_head ? 1 : shape.heads),
+          s.lse_stride_head ? s.lse_stride_head : (by_head ? num_rows : 1),
           s.log_base == ATTNFOLD_LOG_2,
           s.normalised != 0,
           s.empty,
-          s.empty_value};
-  *sink_included = s.sink_included != 0;
+          s.empty_value,
+          num_rows};
   return {};
 }
 
 /** One array of a state: o, lse or l. */
 struct Array {
-  std::string name;
+  const char* field;
   const char* data;
   int64_t bytes;             // of an element
   int64_t row, head, width;  // strides and elements per (row, head)
+  Extent extent;
 
   bool same_as(const Array& a) const {
     return data == a.data && bytes == a.bytes && row == a.row && head == a.head && width == a.width;
   }
 };
 
-std::vector<Array> arrays_of(const std::string& name, const Side& s, int64_t width) {
-  std::vector<Array> arrays;
-  arrays.push_back({name + ".o", s.o, dtype_bytes(s.o_dtype), s.o_row, s.o_head, width});
-  const char* const lse = reinterpret_cast<const char*>(s.lse);
-  arrays.push_back({name + ".lse", lse, sizeof(float), s.lse_row, s.lse_head, 1});
-  if (!s.normalised) {
-    const char* const l = reinterpret_cast<const char*>(s.l);
-    arrays.push_back({name + ".l", l, sizeof(float), s.lse_row, s.lse_head, 1});
+/** The arrays of a state, with their extents. */
+struct Arrays {
+  Array array[3];
+  int count = 0;
+};
+
+Status arrays_of(const Owner& owner, const StateView& s, const Shape& shape, Arrays* out) {
+  const auto* lse = reinterpret_cast<const char*>(s.lse);
+  const auto* l = reinterpret_cast<const char*>(s.l);
+  out->array[0] = {"o", s.o, dtype_bytes(s.o_dtype), s.o_row, s.o_head, shape.width, {""}};
+  out->array[1] = {"lse", lse, sizeof(float), s.lse_row, s.lse_head, 1, {""}};
+  out->array[2] = {"l", l, sizeof(float), s.lse_row, s.lse_head, 1, {""}};
+  out->count = s.normalised ? 2 : 3;
+  if (s.num_rows * shape.heads == 0) return {};
+  for (Array& a : std::span(out->array, static_cast<size_t>(out->count))) {
+    const auto extent = [&](const char* name) {
+      return extent_of(name, a.data, {1, s.num_rows, shape.heads}, {0, a.row, a.head}, a.width,
+                       static_cast<int>(a.bytes), &a.extent);
+    };
+    if (!extent("").ok()) return extent(owner.field(a.field).c_str());
   }
-  return arrays;
+  return {};
 }
 
-Status extent_of_array(const Array& a, int64_t rows, int64_t heads, Extent* out) {
-  return extent_of(a.name.c_str(), a.data, {1, rows, heads}, {0, a.row, a.head}, a.width,
-                   static_cast<int>(a.bytes), out);
+/** An output's rows and heads are apart. */
+Status check_output(const Owner& owner, const Arrays& arrays, const Shape& shape) {
+  for (int i = 0; i < arrays.count; ++i) {
+    const Array& a = arrays.array[i];
+    const auto check = [&](const char* name) {
+      return check_output_strides(name, shape.rows, a.row, shape.heads, a.head, a.width);
+    };
+    if (!check("").ok()) return check(owner.field(a.field).c_str());
+    for (int j = 0; j < i; ++j) {
+      if (!overlap(a.extent, arrays.array[j].extent)) continue;
+      return invalid(owner.field(a.field),
+                     "memory apart from " + owner.field(arrays.array[j].field),
+                     "memory that overlaps it");
+    }
+  }
+  return {};
 }
 
 /** In place is element for element; any other overlap would read what was already written. */
-Status check_alias(const Side& out, const Side& in, const std::string& name, int64_t rows,
-                   int64_t heads, int64_t width) {
-  const std::vector<Array> written = arrays_of("out", out, width),
-                           read = arrays_of(name, in, width);
-  for (size_t r = 0; r < read.size(); ++r) {
-    Extent source, target;
-    ATTNFOLD_RETURN_IF_ERROR(extent_of_array(read[r], rows, heads, &source));
-    for (size_t w = 0; w < written.size(); ++w) {
-      ATTNFOLD_RETURN_IF_ERROR(extent_of_array(written[w], rows, heads, &target));
-      if (!overlap(target, source) || (w == r && written[w].same_as(read[r]))) continue;
-      return invalid(written[w].name,
-                     "memory apart from " + read[r].name +
+Status check_alias(const Owner& out, const Arrays& written, const Owner& in, const Arrays& read) {
+  for (int r = 0; r < read.count; ++r) {
+    for (int w = 0; w < written.count; ++w) {
+      const Array &source = read.array[r], &target = written.array[w];
+      if (!overlap(target.extent, source.extent) || (w == r && target.same_as(source))) continue;
+      return invalid(out.field(target.field),
+                     "memory apart from " + in.field(source.field) +
                          ", or the same address, type and strides as its own",
                      "memory that overlaps it");
     }
@@ -117,127 +152,147 @@ Status check_alias(const Side& out, const Side& in, const std::string& name, int
   return {};
 }
 
-bool is_empty(const Side& s, float lse) {
-  if (std::isinf(lse)) return true;  // both signs: FlashAttention-2 marks an empty row with +inf
-  if (s.empty == ATTNFOLD_EMPTY_NAN) return std::isnan(lse);
-  return s.empty == ATTNFOLD_EMPTY_FINITE && lse == s.empty_value;
+Status check_shape(int64_t rows, int32_t heads, int32_t width) {
+  if (rows < 0 || rows > INT32_MAX) return invalid("rows", "0.." + std::to_string(INT32_MAX), rows);
+  if (heads < 0 || heads > 1 << 16) return invalid("heads", "0.." + std::to_string(1 << 16), heads);
+  if (width < 1 || width > 1 << 16)
+    return invalid("head_dim_vo", "1.." + std::to_string(1 << 16), width);
+  return {};
 }
 
-/** One (row, head): the weights of all sides, then every element. */
-class RowMerge {
- public:
-  RowMerge(const std::vector<Side>& sides, const Side& out, int64_t width)
-      : sides_(sides), out_(out), width_(width), scale_(sides.size()), live_(sides.size()) {}
-
-  void merge(int64_t row, int64_t head) {
-    size_t num_live = 0;
-    float max = kLowest;
-    for (size_t i = 0; i < sides_.size(); ++i) {
-      const Side& s = sides_[i];
-      const float raw = s.lse[row * s.lse_row + head * s.lse_head];
-      if (is_empty(s, raw)) continue;
-      const float l = s.normalised ? 1.0f : s.l[row * s.lse_row + head * s.lse_head];
-      live_[num_live++] = {i, {s.base2 ? raw * kLn2 : raw, l}, raw};
-      max = merge_max(max, live_[num_live - 1].side);
-    }
-    if (num_live == 1 && sides_[live_[0].index].normalised)
-      return copy(live_[0].index, live_[0].raw, row, head);
-    float total = 0.0f;
-    for (size_t i = 0; i < num_live; ++i) {
-      scale_[i] = merge_weight(max, live_[i].side);
-      total += scale_[i] * live_[i].side.mass;
-    }
-    if (num_live == 0 || total == 0.0f) return write_empty(row, head);
-    for (size_t i = 0; i < num_live; ++i) scale_[i] /= total;
-    char* o = row_of(out_, row, head);
-    for (int64_t d = 0; d < width_; ++d) {
-      float sum = 0.0f;
-      for (size_t i = 0; i < num_live; ++i) {
-        const Side& s = sides_[live_[i].index];
-        const float term = scale_[i] * load_f32(row_of(s, row, head), s.o_dtype, d);
-        sum = i == 0 ? term : sum + term;
-      }
-      store_f32(o, out_.o_dtype, d, sum);
-    }
-    const float lse = merge_lse(max, total);
-    lse_of_out(row, head) = out_.base2 ? lse * kLog2E : lse;
-  }
-
- private:
-  struct Live {
-    size_t index;
-    MergeSide side;
-    float raw;  // lse as stored
-  };
-
-  static char* row_of(const Side& s, int64_t row, int64_t head) {
-    return s.o + (row * s.o_row + head * s.o_head) * dtype_bytes(s.o_dtype);
-  }
-  float& lse_of_out(int64_t row, int64_t head) {
-    return out_.lse[row * out_.lse_row + head * out_.lse_head];
-  }
-
-  void copy(size_t index, float raw, int64_t row, int64_t head) {
-    const Side& s = sides_[index];
-    for (int64_t d = 0; d < width_; ++d) {
-      store_f32(row_of(out_, row, head), out_.o_dtype, d,
-                load_f32(row_of(s, row, head), s.o_dtype, d));
-    }
-    lse_of_out(row, head) = s.base2 == out_.base2 ? raw : raw * (s.base2 ? kLn2 : kLog2E);
-  }
-  void write_empty(int64_t row, int64_t head) {
-    for (int64_t d = 0; d < width_; ++d) store_f32(row_of(out_, row, head), out_.o_dtype, d, 0.0f);
-    lse_of_out(row, head) = -kInf;
-  }
-
-  const std::vector<Side>& sides_;
-  const Side& out_;
-  const int64_t width_;
-  std::vector<float> scale_;
-  std::vector<Live> live_;
+struct RowMask {
+  const uint8_t* data;
+  int64_t stride;
+  bool leaves(int64_t row) const { return data && !data[row * stride]; }
 };
+
+Status check_mask(const RowMask& mask, const Arrays& written, const Shape& shape) {
+  if (!mask.data || shape.pairs() == 0) return {};
+  Extent extent;
+  ATTNFOLD_RETURN_IF_ERROR(
+      extent_of("row_mask", mask.data, {1, 1, shape.rows}, {0, 0, mask.stride}, 1, 1, &extent));
+  for (int w = 0; w < written.count; ++w) {
+    if (!overlap(written.array[w].extent, extent)) continue;
+    return invalid(Owner{"out"}.field(written.array[w].field), "memory apart from row_mask",
+                   "memory that overlaps it");
+  }
+  return {};
+}
+
+/** What the shares of a merge have in common. */
+struct Work {
+  std::span<const StateView> states;
+  const StateView& out;
+  Shape shape;
+  float empty_lse;
+  RowMask mask;
+  int32_t num_shares;
+  LiveSide* scratch;  // [num_shares, states], or null: few enough for the stack
+};
+
+void merge_share(void* context, int32_t share) {
+  const Work& w = *static_cast<const Work*>(context);
+  LiveSide on_stack[kStatesOnStack];
+  LiveSide* const live = w.scratch ? w.scratch + share * w.states.size() : on_stack;
+  RowMerge merge(w.states, w.out, w.empty_lse, w.shape.width, live);
+  const int64_t begin = w.shape.pairs() * share / w.num_shares,
+                end = w.shape.pairs() * (share + 1) / w.num_shares;
+  for (int64_t pair = begin; pair < end; ++pair) {
+    const int64_t row = pair / w.shape.heads;
+    if (!w.mask.leaves(row)) merge.merge(row, pair - row * w.shape.heads);
+  }
+}
+
+Status run(Work work, const attnfold_execution* execution) {
+  attnfold_execution e;
+  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
+  const cpu::Threads threads = cpu::threads_of(e);
+  work.num_shares = static_cast<int32_t>(
+      std::clamp<int64_t>(work.shape.pairs() / kPairsPerShare, 1, threads.num_threads));
+  std::vector<LiveSide> scratch;
+  if (work.states.size() > kStatesOnStack)
+    scratch.resize(work.states.size() * static_cast<size_t>(work.num_shares));
+  work.scratch = scratch.empty() ? nullptr : scratch.data();
+  if (work.shape.pairs() > 0) cpu::run_parallel(threads, work.num_shares, merge_share, &work);
+  return {};
+}
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/** What `to` asks for as the lse of an empty row. */
+float empty_lse_of(const attnfold_state& to) {
+  switch (to.empty) {
+    case ATTNFOLD_EMPTY_NAN: return std::numeric_limits<float>::quiet_NaN();
+    case ATTNFOLD_EMPTY_FINITE: return to.empty_value;
+    default: return -kInf;
+  }
+}
 
 }  // namespace
 
 Status merge_states(int64_t rows, int32_t heads, int32_t width, const attnfold_state* states,
                     int32_t n, const attnfold_state* out, const uint8_t* row_mask,
-                    int64_t row_mask_stride) {
-  if (rows < 0 || rows > INT32_MAX) return invalid("rows", "0.." + std::to_string(INT32_MAX), rows);
-  if (heads < 0 || heads > 1 << 16) return invalid("heads", "0.." + std::to_string(1 << 16), heads);
-  if (width < 1 || width > 1 << 16)
-    return invalid("head_dim_vo", "1.." + std::to_string(1 << 16), width);
+                    int64_t row_mask_stride, const attnfold_execution* execution) {
+  ATTNFOLD_RETURN_IF_ERROR(check_shape(rows, heads, width));
   if (n < 0 || n > 1 << 20) return invalid("n", "0.." + std::to_string(1 << 20), n);
   if (n > 0 && !states) return invalid("states", "[n] states", "NULL");
-  Side target;
-  bool sink = false, any_sink = false;
-  ATTNFOLD_RETURN_IF_ERROR(resolve("out", true, out, rows, heads, width, &target, &sink));
-  if (rows * heads > 0) {
-    for (const Array& a : arrays_of("out", target, width)) {
-      Extent extent;
-      ATTNFOLD_RETURN_IF_ERROR(extent_of_array(a, rows, heads, &extent));
-    }
-    ATTNFOLD_RETURN_IF_ERROR(
-        check_output_strides("out.o", rows, target.o_row, heads, target.o_head, width));
-    ATTNFOLD_RETURN_IF_ERROR(
-        check_output_strides("out.lse", rows, target.lse_row, heads, target.lse_head, 1));
-  }
-  std::vector<Side> sides(static_cast<size_t>(n));
+  const Shape shape{rows, heads, width};
+  const Owner owner{"out"};
+  attnfold_state given;
+  StateView target;
+  ATTNFOLD_RETURN_IF_ERROR(read_state(owner, out, &given));
+  if (!given.normalised) return invalid(owner.field("normalised"), "1", 0);
+  if (given.num_rows != -1) return invalid(owner.field("num_rows"), "-1", given.num_rows);
+  ATTNFOLD_RETURN_IF_ERROR(resolve(owner, given, shape, &target));
+  Arrays written;
+  ATTNFOLD_RETURN_IF_ERROR(arrays_of(owner, target, shape, &written));
+  if (shape.pairs() > 0) ATTNFOLD_RETURN_IF_ERROR(check_output(owner, written, shape));
+  const RowMask mask{row_mask, row_mask_stride};
+  ATTNFOLD_RETURN_IF_ERROR(check_mask(mask, written, shape));
+  StateView on_stack[kStatesOnStack];
+  std::vector<StateView> many(n > kStatesOnStack ? static_cast<size_t>(n) : 0);
+  StateView* const sides = many.empty() ? on_stack : many.data();
+  bool any_sink = false;
   for (int32_t i = 0; i < n; ++i) {
-    const std::string name = indexed("states", i);
-    ATTNFOLD_RETURN_IF_ERROR(
-        resolve(name, false, states + i, rows, heads, width, &sides[i], &sink));
-    if (sink && any_sink)
-      return invalid(name + ".sink_included", "0 (another side counts the sink already)", 1);
-    any_sink = any_sink || sink;
-    if (rows * heads > 0)
-      ATTNFOLD_RETURN_IF_ERROR(check_alias(target, sides[i], name, rows, heads, width));
+    const Owner side{"states", i};
+    ATTNFOLD_RETURN_IF_ERROR(read_state(side, states + i, &given));
+    ATTNFOLD_RETURN_IF_ERROR(resolve(side, given, shape, sides + i));
+    if (given.sink_included && any_sink) {
+      return invalid(side.field("sink_included"), "0 (another side counts the sink already)", 1);
+    }
+    any_sink = any_sink || given.sink_included;
+    Arrays read;
+    ATTNFOLD_RETURN_IF_ERROR(arrays_of(side, sides[i], shape, &read));
+    ATTNFOLD_RETURN_IF_ERROR(check_alias(owner, written, side, read));
   }
-  RowMerge merge(sides, target, width);
-  for (int64_t row = 0; row < rows; ++row) {
-    if (row_mask && !row_mask[row * row_mask_stride]) continue;
-    for (int32_t head = 0; head < heads; ++head) merge.merge(row, head);
+  return run({{sides, static_cast<size_t>(n)}, target, shape, -kInf, mask, 1, nullptr}, execution);
+}
+
+Status convert_state(int64_t rows, int32_t heads, int32_t width, const attnfold_state* from,
+                     const attnfold_state* to, const attnfold_execution* execution) {
+  ATTNFOLD_RETURN_IF_ERROR(check_shape(rows, heads, width));
+  const Shape shape{rows, heads, width};
+  const Owner in{"from"}, out{"to"};
+  attnfold_state source, target;
+  StateView read_view, written_view;
+  ATTNFOLD_RETURN_IF_ERROR(read_state(in, from, &source));
+  ATTNFOLD_RETURN_IF_ERROR(read_state(out, to, &target));
+  if (target.sink_included != source.sink_included) {
+    return invalid(out.field("sink_included"),
+                   "that of from, " + std::to_string(source.sink_included) +
+                       " (a conversion neither adds nor takes the sink)",
+                   target.sink_included);
   }
-  return {};
+  if (target.num_rows != -1) return invalid(out.field("num_rows"), "-1", target.num_rows);
+  ATTNFOLD_RETURN_IF_ERROR(resolve(in, source, shape, &read_view));
+  ATTNFOLD_RETURN_IF_ERROR(resolve(out, target, shape, &written_view));
+  Arrays read, written;
+  ATTNFOLD_RETURN_IF_ERROR(arrays_of(in, read_view, shape, &read));
+  ATTNFOLD_RETURN_IF_ERROR(arrays_of(out, written_view, shape, &written));
+  if (shape.pairs() > 0) ATTNFOLD_RETURN_IF_ERROR(check_output(out, written, shape));
+  ATTNFOLD_RETURN_IF_ERROR(check_alias(out, written, in, read));
+  return run({{&read_view, 1}, written_view, shape, empty_lse_of(target), {}, 1, nullptr},
+             execution);
 }
 
 }  // namespace attnfold

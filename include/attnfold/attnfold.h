@@ -8,6 +8,7 @@
  *   attnfold_plan_destroy
  *
  *   attnfold_merge         two or more attention results over disjoint keys   -> one
+ *   attnfold_convert_state an attention result in one convention of lse       -> in another
  *
  * Words.  A request is one sequence of the batch: qo_len new tokens and kv_len keys, the new tokens' own included.
  * A row is one (query token, query head) pair.  A leaf is LEAF keys of a request at absolute positions [i*LEAF, (i+1)*LEAF),
@@ -296,7 +297,7 @@ typedef enum attnfold_lse_layout { ATTNFOLD_ROWS_HEADS = 0, ATTNFOLD_HEADS_ROWS 
 typedef enum attnfold_empty_kind {
   ATTNFOLD_EMPTY_INF = 0,   /* only those two; NaN is a result and stays NaN */
   ATTNFOLD_EMPTY_NAN = 1,   /* NaN too */
-  ATTNFOLD_EMPTY_FINITE = 2 /* `empty_value` too, compared exactly */
+  ATTNFOLD_EMPTY_FINITE = 2 /* `empty_value` too, compared exactly; where such rows are written, it may be +inf */
 } attnfold_empty_kind;
 
 /**
@@ -320,29 +321,57 @@ typedef struct attnfold_state {
   int32_t sink_included;                       /* 1: lse and o count the learned sink; at most one side of a merge may */
   int32_t normalised;
   float* l;                                    /* strides as lse; only if not normalised */
+  int64_t num_rows;                            /* -1 = all; else rows [0, num_rows) are here, and the others saw no key */
 } attnfold_state;
 
 #define ATTNFOLD_STATE_INIT \
-  { sizeof(attnfold_state), NULL, ATTNFOLD_F32, 0, 0, NULL, ATTNFOLD_ROWS_HEADS, 0, 0, ATTNFOLD_LOG_E, ATTNFOLD_EMPTY_INF, 0.0f, 0, 1, NULL }
+  { sizeof(attnfold_state), NULL, ATTNFOLD_F32, 0, 0, NULL, ATTNFOLD_ROWS_HEADS, 0, 0, ATTNFOLD_LOG_E, ATTNFOLD_EMPTY_INF, 0.0f, 0, 1, NULL, -1 }
 
 /**
  * Folds `n` attention results over disjoint key sets into one, as if computed over their union.
  *
  * states      [n]; n may be 0, which gives empty rows
  * out         where and in what form; out->o may be one of the states' o with the same strides and dtype, and likewise lse:
- *             the merge is then in place.  out must be normalised; out->empty and out->sink_included are not read:
- *             an empty row is written as o = 0, lse = -inf
+ *             the merge is then in place.  out must be normalised and have all rows; out->empty and out->sink_included are
+ *             not read: an empty row is written as o = 0, lse = -inf
  * row_mask    [rows] with row_mask_stride (0 is a stride here: one value for all), or NULL.  0 leaves the row of out as it is
  *
- * An empty side leaves the other unchanged, bit for bit; what stands in its o, NaN included, is never used.  Two sides give
- * the same bits in either order.  o_out is a convex combination: within the range of its inputs up to one rounding.
- * Errors: INVALID_ARGUMENT names the field.
+ * An empty side leaves the other unchanged, bit for bit; what stands in its o, NaN included, is never used, and rows that a
+ * state does not have are not read: with a prefix for the first num_rows rows, the others are copied from the suffix.  Two
+ * sides give the same bits in either order.  Of normalised sides, o lies between the smallest and the largest that went in,
+ * whatever the lse: nothing overflows.  Runs on the calling thread; up to 32 states nothing is allocated.
+ * Errors: INVALID_ARGUMENT names the field; nothing is written then.
  * Source: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2023 (Flash-Decoding), the merge step; Ye et al. 2025
  * (FlashInfer), section 2.2.
  */
 ATTNFOLD_API attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo, const attnfold_state* states,
                                             int32_t n, const attnfold_state* out, const uint8_t* row_mask,
                                             int64_t row_mask_stride);
+
+/** attnfold_merge on the threads of `execution` (num_threads and parallel_for; NULL = all defaults): the same bits. */
+ATTNFOLD_API attnfold_status attnfold_merge_parallel(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                                                     const attnfold_state* states, int32_t n, const attnfold_state* out,
+                                                     const uint8_t* row_mask, int64_t row_mask_stride,
+                                                     const attnfold_execution* execution);
+
+/**
+ * Rewrites an attention result from the convention of one engine to that of another: log base, layout, mark of empty rows,
+ * type and strides of o, normalised or not.  With `to` left at ATTNFOLD_STATE_INIT but for its pointers, that is attnfold's
+ * own: natural log, [rows, heads], o = 0 and lse = -inf in empty rows.
+ *
+ * from    num_rows may be given: the other rows are written as empty
+ * to      to->empty says how an empty row is marked: -inf, NaN or empty_value; its o is 0.  Not normalised: o and lse as if
+ *         it were, l = 1, or 0 in an empty row.  to->sink_included must be from's: a conversion neither adds nor takes
+ *         the sink.  to->o may be from->o with the same strides and dtype, and likewise lse and l: in place
+ *
+ * A normalised o of the same type is copied bit for bit, so is an lse of the same base; an lse that leaves the range of a
+ * float in another base becomes its largest number, never a mark.  NaN stays NaN unless from->empty says that it is a mark.
+ * execution    num_threads and parallel_for; NULL = all defaults
+ * Errors: INVALID_ARGUMENT names the field; nothing is written then.
+ */
+ATTNFOLD_API attnfold_status attnfold_convert_state(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                                                    const attnfold_state* from, const attnfold_state* to,
+                                                    const attnfold_execution* execution);
 
 /* ------------------------------------------------------------------------------------------------------- information */
 

@@ -91,13 +91,21 @@ class Plan {
   std::unique_ptr<attnfold_plan, Destroy> plan_;
 };
 
-/** attnfold_merge over states held in a span. */
+/** attnfold_merge_parallel over states held in a span. */
 inline Outcome merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
                      std::span<const attnfold_state> states, const attnfold_state& out,
-                     const uint8_t* row_mask = nullptr, int64_t row_mask_stride = 1) {
-  return outcome_of(attnfold_merge(rows, heads, head_dim_vo, states.data(),
-                                   static_cast<int32_t>(states.size()), &out, row_mask,
-                                   row_mask_stride));
+                     const uint8_t* row_mask = nullptr, int64_t row_mask_stride = 1,
+                     const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  return outcome_of(attnfold_merge_parallel(rows, heads, head_dim_vo, states.data(),
+                                            static_cast<int32_t>(states.size()), &out, row_mask,
+                                            row_mask_stride, &execution));
+}
+
+/** attnfold_convert_state. */
+inline Outcome convert_state(int64_t rows, int32_t heads, int32_t head_dim_vo,
+                             const attnfold_state& from, const attnfold_state& to,
+                             const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  return outcome_of(attnfold_convert_state(rows, heads, head_dim_vo, &from, &to, &execution));
 }
 
 /** attnfold_append. */

@@ -94,7 +94,7 @@ TEST(Abi, OutputStructsKeepTheirLayout) {
 }
 
 TEST(Abi, StateKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_state), 104u);
+  EXPECT_EQ(sizeof(attnfold_state), 112u);
   EXPECT_EQ(offsetof(attnfold_state, o), 8u);
   EXPECT_EQ(offsetof(attnfold_state, o_dtype), 16u);
   EXPECT_EQ(offsetof(attnfold_state, o_stride_row), 24u);
@@ -107,6 +107,7 @@ TEST(Abi, StateKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_state, sink_included), 84u);
   EXPECT_EQ(offsetof(attnfold_state, normalised), 88u);
   EXPECT_EQ(offsetof(attnfold_state, l), 96u);
+  EXPECT_EQ(offsetof(attnfold_state, num_rows), 104u);
 }
 
 TEST(Abi, CacheStructsKeepTheirLayout) {
@@ -197,6 +198,7 @@ TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
   EXPECT_EQ(state.struct_size, sizeof(state));
   EXPECT_EQ(state.normalised, 1);
   EXPECT_EQ(state.l, nullptr);
+  EXPECT_EQ(state.num_rows, -1);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A run takes its memory from the workspace alone: counted at operator new, which every allocation of the library goes
-// through.
+// A run takes its memory from the workspace alone: counted at operator new, which every allocation
+// of the library goes through.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -74,7 +74,7 @@ long num_allocations(Call call) {
   return after - before;
 }
 
-TEST(Allocation, TheCallsRoundTheCacheAllocateNothing) {
+TEST(Allocation, TheCallsRoundTheCacheAndOfStatesAllocateNothing) {
   SmallCall call;
   attnfold_kv_pool pool = ATTNFOLD_KV_POOL_INIT;
   pool.k = call.k.data();
@@ -96,6 +96,20 @@ TEST(Allocation, TheCallsRoundTheCacheAllocateNothing) {
   e.parallel_for = one_after_the_other;
   const int32_t pairs[] = {0, 1, 1, 2}, blocks[] = {3, -1};
   int32_t pages[4];
+  attnfold_state state = ATTNFOLD_STATE_INIT, merged = ATTNFOLD_STATE_INIT;
+  std::vector<float> o(200 * 64), lse(200), out_o(200 * 64), out_lse(200);
+  state.o = o.data();
+  state.lse = lse.data();
+  merged.o = out_o.data();
+  merged.lse = out_lse.data();
+  const std::vector<attnfold_state> states(32, state);
+  EXPECT_EQ(num_allocations([&] {
+              return attnfold_merge_parallel(100, 2, 64, states.data(), 32, &merged, nullptr, 0,
+                                             &e);
+            }),
+            0);
+  EXPECT_EQ(
+      num_allocations([&] { return attnfold_convert_state(100, 2, 64, &state, &merged, &e); }), 0);
   EXPECT_EQ(num_allocations([&] { return attnfold_append(&pool, &rows, &e); }), 0);
   EXPECT_EQ(num_allocations([&] { return attnfold_copy_pages(&pool, &pool, pairs, 2, &e); }), 0);
   EXPECT_EQ(num_allocations([&] {

@@ -84,6 +84,10 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
          m.out.normalised = 0;
          m.out.l = m.out_lse.data();
        }},
+      {"out.num_rows", [](Merge& m) { m.out.num_rows = 3; }},
+      {"states[1].num_rows", [](Merge& m) { m.states[1].num_rows = 4; }},
+      {"states[0].num_rows", [](Merge& m) { m.states[0].num_rows = -2; }},
+      {"out.lse", [](Merge& m) { m.out.lse = m.out_o.data() + 8; }},
       {"out.o", [](Merge& m) { m.out.o = m.o[0].data() + 4; }},  // in place, but shifted
       {"out.lse", [](Merge& m) { m.out.lse = m.lse[1].data() + 1; }},
       {"out.lse", [](Merge& m) { m.out.lse = m.o[0].data(); }},
