@@ -137,6 +137,13 @@ typedef struct attnfold_problem {
  */
 typedef void (*attnfold_parallel_for)(void* user, int32_t n, void (*body)(void* context, int32_t i), void* context);
 
+/** Prefixes that several requests share (docs/shared-prefixes.md). */
+typedef enum attnfold_prefix_use {
+  ATTNFOLD_PREFIX_AUTO = 0,  /* read once for all of them wherever that saves bytes */
+  ATTNFOLD_PREFIX_OFF = 1,   /* each request reads its own, to compare */
+  ATTNFOLD_PREFIX_ALWAYS = 2 /* read once also where it does not pay, to test schedules */
+} attnfold_prefix_use;
+
 /**
  * How to execute.  None of these can change a bit of any answer.  Set it to ATTNFOLD_EXECUTION_INIT first.
  */
@@ -149,10 +156,11 @@ typedef struct attnfold_execution {
                                          rows of that name; avx512_bf16 takes the avx512 rows along for other types */
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
   void* parallel_user;                /* handed to parallel_for */
+  attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */
 } attnfold_execution;
 
 #define ATTNFOLD_EXECUTION_INIT \
-  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL }
+  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL, ATTNFOLD_PREFIX_AUTO }
 
 /**
  * The lengths of one step.  Set it to ATTNFOLD_LENGTHS_INIT first.
@@ -162,6 +170,12 @@ typedef struct attnfold_execution {
  * read: past the last page, and before a window.
  * Ragged KV takes `kv_indptr`: request r has rows [kv_indptr[r], kv_indptr[r+1]) of k and v; `kv_len`, if given, uses only
  * the first kv_len[r] of them.  Contiguous KV of [batch, capacity] rows is ragged with kv_indptr[r] = r * capacity.
+ *
+ * Requests whose page tables begin with the same pages share a prefix, and its leaves are read once for all of them where
+ * that saves bytes.  Nothing has to be said for that: prefixes are found, also several levels of them.  A caller who knows
+ * them may name them as groups; then nothing else is searched for.  Group g says that requests
+ * prefix_requests[prefix_indptr[g] .. prefix_indptr[g+1]) have the same first prefix_keys[g] keys in the same pages.  Two
+ * groups are disjoint, or one holds the other and comes first, with fewer keys or as many.  Groups are checked.
  *
  * The page tables are not copied: they must stay as they are until the next update or destroy.  The other arrays are copied.
  */
@@ -175,10 +189,14 @@ typedef struct attnfold_lengths {
   const int32_t* kv_indptr;        /* [batch + 1] offsets into kv_indices, or into the rows of ragged k and v; never falling */
   const int32_t* kv_indices;       /* [kv_indptr[batch]] page ids, one request after the other */
   int64_t num_kv_rows;             /* rows that ragged k and v hold (sets head-major packed strides); 0 = kv_indptr[batch] */
+  int32_t num_prefix_groups;       /* 0 = shared prefixes are found from the page tables; else paged KV only */
+  const int32_t* prefix_keys;      /* [num_prefix_groups] shared keys, from key 0 on; never falling */
+  const int32_t* prefix_indptr;    /* [num_prefix_groups + 1] offsets into prefix_requests, from 0, never falling */
+  const int32_t* prefix_requests;  /* [prefix_indptr[num_prefix_groups]] */
 } attnfold_lengths;
 
 #define ATTNFOLD_LENGTHS_INIT \
-  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0 }
+  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, NULL }
 
 /**
  * The tensors of one layer.  Set it to ATTNFOLD_TENSORS_INIT first.  A stride left at 0 means packed, in the problem's
@@ -226,7 +244,13 @@ ATTNFOLD_API attnfold_status attnfold_plan_update(attnfold_plan* plan, const att
 
 /**
  * Bytes of workspace that a run needs, at any lengths within the maxima.  Constant for the plan's life:
- *   64 + workers * scratch + states * state, where a state is the rows of one unit times (head_dim_vo + 2) floats.
+ *   64 + workers * scratch + cut_states * unit_rows * state_row + prefix_states * prefix_rows * state_row
+ * state_row     (head_dim_vo rounded up to 32, + 2) floats
+ * cut_states    for what cuts leave behind: 4 for each super-chunk of max_kv_len (or of the window, if smaller) and 34 for
+ *               each worker; 0 with one worker.  unit_rows is the group size, at least 128
+ * prefix_states for what shared prefixes leave behind: 16, or the leaves of max_kv_len if fewer.  prefix_rows is qo_heads for
+ *               each of at most 256 tokens (or max_qo_rows, or 64 / group_size for each request of max_batch, if fewer); 0
+ *               with ragged KV, one request or ATTNFOLD_PREFIX_OFF.  Prefixes that want more are not shared
  */
 ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
 
@@ -258,15 +282,21 @@ typedef struct attnfold_plan_report {
   int64_t max_worker_cost;       /* largest share of work of one worker; one leaf of a unit costs at most max_leaf_cost */
   int64_t total_cost;
   int64_t max_leaf_cost;
-  int64_t partial_bytes;         /* states written and read back because of cuts */
+  int64_t partial_bytes;         /* states written and read back because of cuts and shared prefixes */
   int64_t kv_bytes;              /* bytes of k and v that the workers read, whole batch; once per kv head and row set */
   uint64_t schedule_id;          /* equal for equal schedules: hash of every unit and cut */
+  int32_t num_prefix_groups;     /* sets of requests whose shared prefix is read together; a group within a group counts */
+  int64_t num_shared_leaves;     /* leaves that they read together, once for each group */
+  int64_t saved_kv_bytes;        /* bytes of k and v that need not be read because of them */
 } attnfold_plan_report;
 
 /** Fills the report.  Errors: INVALID_ARGUMENT if the plan was never updated. */
 ATTNFOLD_API attnfold_status attnfold_plan_get_report(const attnfold_plan* plan, attnfold_plan_report* report);
 
-/** One share of work: leaves [leaf_begin, leaf_end), absolute, of tokens [qo_begin, qo_begin+num_qo) of a request. */
+/**
+ * One share of work: leaves [leaf_begin, leaf_end), absolute, of tokens [qo_begin, qo_begin+num_qo) of a request.  On a shared
+ * prefix: of all tokens of several requests, num_qo in all; `request` is then the one whose page table is read, qo_begin 0.
+ */
 typedef struct attnfold_plan_item {
   size_t struct_size;
   int32_t worker, unit, request;
@@ -274,6 +304,8 @@ typedef struct attnfold_plan_item {
   int32_t kv_head_begin, num_kv_heads;
   int32_t leaf_begin, leaf_end;
   int32_t sink_leaf_begin, sink_leaf_end; /* leaves of sink_tokens that lie apart from the others, done before them */
+  int32_t num_requests;                  /* more than 1 on a shared prefix */
+  const int32_t* requests;               /* [num_requests], valid until the next update */
 } attnfold_plan_item;
 
 /** Item `index` of 0..num_items-1.  Set struct_size first.  Errors: INVALID_ARGUMENT. */

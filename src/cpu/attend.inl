@@ -1,4 +1,4 @@
-// Attention on the CPU: one worker's items, and the fold of units that several workers share.
+// Attention on the CPU: one worker's items, and the fold of rows whose leaves are with several items.
 // Included inside an ISA's anonymous namespace, after scores.inl and values.inl.
 //
 // Data movement per leaf of 128 keys, for a unit of R rows over H kv heads:
@@ -60,6 +60,7 @@ struct UnitWork {
   typename S::Q* q = nullptr;       // [rows, q_stride]
   float* s = nullptr;               // [rows, kLeaf]: scores, then p
   States leaf{}, chunk{}, total{};  // [rows]
+  TokenRow* tokens = nullptr;       // [num_qo], those of a shared unit member by member
   LeafKeys* seen = nullptr;         // [num_qo] keys that the token sees of the leaf at hand
   LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
 };
@@ -86,6 +87,7 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   w.k = take<LeafRows>(at, 1);
   w.v = take<LeafRows>(at, 1);
   w.next_k = take<LeafRows>(at, 1);
+  w.tokens = take<TokenRow>(at, max_rows);
   w.seen = take<LeafKeys>(at, max_rows);
   w.q =
       reinterpret_cast<typename S::Q*>(take<float>(at, static_cast<size_t>(max_rows) * w.q_stride));
@@ -96,18 +98,42 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   return w;
 }
 
+/** Appends tokens [qo_begin, qo_begin + num_qo) of a request. */
+ATTNFOLD_LANE_FN TokenRow* point_tokens(const Problem& p, const Lengths& lengths, int request,
+                                        int qo_begin, int num_qo, TokenRow* out) {
+  const int qo_len = lengths.qo_indptr[request + 1] - lengths.qo_indptr[request];
+  const int kv_len = lengths.kv_len[request];
+  for (int i = qo_begin; i < qo_begin + num_qo; ++i) {
+    *out++ = {static_cast<int64_t>(lengths.qo_indptr[request]) + i,
+              static_cast<int64_t>(kv_len) - qo_len + i, visible_keys(p.mask, qo_len, kv_len, i)};
+  }
+  return out;
+}
+
+template <class S>
+void point_unit_tokens(const UnitWork<S>& w) {
+  const Lengths& lengths = *w.args.lengths;
+  if (w.unit.num_members == 0) {
+    point_tokens(w.p, lengths, w.unit.request, w.unit.qo_begin, w.unit.num_qo, w.tokens);
+    return;
+  }
+  TokenRow* at = w.tokens;
+  for (int m = w.unit.member; m < w.unit.member + w.unit.num_members; ++m) {
+    const int request = w.args.schedule->members[m].request;
+    const int qo_len = lengths.qo_indptr[request + 1] - lengths.qo_indptr[request];
+    at = point_tokens(w.p, lengths, request, 0, qo_len, at);
+  }
+}
+
 /** Row index: [kv head of the unit, token, head of the group]. */
 template <class S>
 void pack_queries(const UnitWork<S>& w) {
   const View<const char>& q = w.args.tensors.q;
   const int64_t bytes = dtype_bytes(w.p.q_dtype);
-  const int64_t first_row =
-      w.args.lengths->qo_indptr[w.unit.request] + static_cast<int64_t>(w.unit.qo_begin);
   for (int r = 0; r < w.rows; ++r) {
     const int head = (w.unit.kv_head_begin + r / w.head_rows) * w.p.group_size + r % w.p.group_size;
-    const int token = r % w.head_rows / w.p.group_size;
-    const char* row =
-        q.data + ((first_row + token) * q.stride_token + head * q.stride_head) * bytes;
+    const TokenRow& token = w.tokens[r % w.head_rows / w.p.group_size];
+    const char* row = q.data + (token.row * q.stride_token + head * q.stride_head) * bytes;
     S::pack_q(row, w.p.q_dtype, w.p.head_dim_qk, w.q + static_cast<int64_t>(r) * w.q_stride);
   }
 }
@@ -268,10 +294,8 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
     next_keys = unit_keys(w, next);
     point_rows(w.p, lengths, w.args.tensors.k, w.unit.request, next, next_keys, w.next_k);
   }
-  const int qo_len = lengths.qo_indptr[w.unit.request + 1] - lengths.qo_indptr[w.unit.request];
-  const int kv_len = lengths.kv_len[w.unit.request];
   for (int t = 0; t < w.unit.num_qo; ++t) {
-    const VisibleKeys seen = visible_keys(w.p.mask, qo_len, kv_len, w.unit.qo_begin + t);
+    const VisibleKeys& seen = w.tokens[t].keys;
     w.seen[t] = keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
   }
   leaf_scores<S, kChunks>(w, keys);
@@ -282,8 +306,8 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
       w.leaf.m[r] = -__builtin_inff();
       continue;
     }
-    const int64_t position = static_cast<int64_t>(kv_len) - qo_len + w.unit.qo_begin + token;
-    const float distance = static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - position);
+    const float distance =
+        static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - w.tokens[token].position);
     leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, score_mod(w, r), distance,
                  w.leaf.m + r, w.leaf.l + r);
   }
@@ -345,6 +369,7 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
   const int64_t state_floats = static_cast<int64_t>(w.rows) * state_row_floats(w.p);
   float* slot = item.state_offset < 0 ? nullptr : args.states + item.state_offset;
   if (item.leaf_begin < item.leaf_end) {
+    point_unit_tokens(w);
     pack_queries(w);
     const int leaf = leaf_at(w.unit, item.leaf_begin);
     point_rows(w.p, *args.lengths, args.tensors.k, w.unit.request, leaf, unit_keys(w, leaf), w.k);
@@ -388,43 +413,71 @@ ATTNFOLD_LANE_FN States from_row(States s, int row) {
   return {s.m + row, s.l + row, s.o + row * s.o_stride, s.o_stride};
 }
 
-/** Rows [row_begin, row_end) of a unit that several workers share: their spans' states, folded in
- * the canonical order. */
-template <DType T>
-void merge_shared(const RunArgs& args, const MergeTask& task) {
-  const SharedUnit& shared = args.schedule->shared[task.shared];
-  const Unit& unit = args.schedule->units[shared.unit];
+/** What has been folded of some rows: whole super-chunks, and the one at hand. */
+struct RowFold {
+  States total, chunk;
+  int chunk_index;
+};
+
+/** Folds rows [row, row + n) of a unit's states into `fold`.  Accumulators live where the first
+ * states lie: each is read before anything is folded into it. */
+ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, int n,
+                                RowFold* fold) {
   const int rows = unit_rows(*args.shape, unit);
-  const int n = task.row_end - task.row_begin;
   const int64_t o_stride = padded(args.problem->head_dim_vo);
-  // The accumulators live in the first two states of the unit: each is read before anything is
-  // folded into it.
-  const Item& first = args.schedule->items[shared.item_begin];
-  States total{}, chunk{};
-  int chunk_index = -1;
-  for (int i = 0; i < shared.num_items; ++i) {
-    const Item& item = (&first)[i];
+  for (int i = unit.item_begin; i < unit.item_begin + unit.num_items; ++i) {
+    const Item& item = args.schedule->items[i];
     float* slot = args.states + item.state_offset;
     for (int at = item.leaf_begin; at < item.leaf_end; slot += rows * (o_stride + 2)) {
       const Span span = span_at(unit, item, at);
-      const States state = from_row(states_at(slot, rows, o_stride), task.row_begin);
+      const States state = from_row(states_at(slot, rows, o_stride), row);
+      const int chunk_index = leaf_at(unit, at) / kSuperChunk;
       if (span.kind == SpanKind::row) {
-        total = state;
-      } else if (chunk_begin(unit, at) == chunk_index) {
-        fold_states(chunk, state, n);
+        fold->total = state;
+      } else if (fold->chunk.m && chunk_index == fold->chunk_index) {
+        fold_states(fold->chunk, state, n);
       } else {  // a new super-chunk: the one before is whole
-        if (chunk.m && total.m) fold_states(total, chunk, n);
-        if (chunk.m && !total.m) total = chunk;
-        chunk = state;
-        chunk_index = chunk_begin(unit, at);
+        if (fold->chunk.m && fold->total.m) fold_states(fold->total, fold->chunk, n);
+        if (fold->chunk.m && !fold->total.m) fold->total = fold->chunk;
+        fold->chunk = state;
+        fold->chunk_index = chunk_index;
       }
       at = span.leaf_end;
     }
   }
-  if (chunk.m && total.m) fold_states(total, chunk, n);
-  if (!total.m) total = chunk;
-  total.m -= task.row_begin;  // finish_rows counts rows of the unit
-  total.l -= task.row_begin;
-  total.o -= task.row_begin * o_stride;
-  finish_rows(args, unit, total, T, task.row_begin, task.row_end);
+}
+
+/** Rows [begin, end) of a unit, of one kv head if its request has leaves in shared units: the states
+ * of all their spans, folded in the canonical order. */
+template <DType T>
+void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
+  RowFold fold{};
+  const int head_rows = unit.num_qo * args.problem->group_size;
+  const int head = unit.kv_head_begin + begin / head_rows;
+  for (int m = unit.member; m >= 0; m = args.schedule->members[m].next) {
+    const Member& member = args.schedule->members[m];
+    const int heads = args.schedule->units[member.unit].num_kv_heads;
+    const Unit& shared = args.schedule->units[member.unit + head / heads];
+    const int row = (head % heads * shared.num_qo + member.token) * args.problem->group_size;
+    fold_unit(args, shared, row + begin % head_rows, end - begin, &fold);
+  }
+  fold_unit(args, unit, begin, end - begin, &fold);
+  if (fold.chunk.m && fold.total.m) fold_states(fold.total, fold.chunk, end - begin);
+  States total = fold.total.m ? fold.total : fold.chunk;
+  total.m -= begin;  // finish_rows counts rows of the unit
+  total.l -= begin;
+  total.o -= begin * total.o_stride;
+  finish_rows(args, unit, total, T, begin, end);
+}
+
+template <DType T>
+void merge_unit(const RunArgs& args, const MergeTask& task) {
+  const Unit& unit = args.schedule->units[task.unit];
+  if (unit.member < 0) return merge_rows<T>(args, unit, task.row_begin, task.row_end);
+  const int head_rows = unit.num_qo * args.problem->group_size;
+  for (int begin = task.row_begin, end; begin < task.row_end; begin = end) {
+    end = begin / head_rows * head_rows + head_rows;
+    if (end > task.row_end) end = task.row_end;
+    merge_rows<T>(args, unit, begin, end);
+  }
 }

@@ -82,27 +82,24 @@ void run_items(void* context, int32_t i) {
   call->row->run_worker(*call->args, call->first_worker + i);
 }
 
-constexpr int32_t kMergeRows = 32;  // rows of a shared unit per task of the second pass
-
-int32_t num_merge_tasks(const RunArgs& args, const SharedUnit& shared) {
-  const int32_t rows = unit_rows(*args.shape, args.schedule->units[shared.unit]);
-  return (rows + kMergeRows - 1) / kMergeRows;
-}
-
+/** Task `task` of the second pass: some rows of the last merged unit that begins at or before it. */
 void run_merge(void* context, int32_t task) {
   const Call* call = static_cast<const Call*>(context);
-  const RunArgs& a = *call->args;
-  for (int32_t s = 0; s < a.schedule->num_shared; ++s) {
-    const int32_t n = num_merge_tasks(a, a.schedule->shared[s]);
-    if (task < n) {
-      const int32_t rows = unit_rows(*a.shape, a.schedule->units[a.schedule->shared[s].unit]);
-      const int32_t begin = task * kMergeRows,
-                    end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
-      call->row->merge(a, {s, begin, end});
-      return;
+  const Schedule& s = *call->args->schedule;
+  int32_t low = 0, high = s.num_merged - 1;
+  while (low < high) {
+    const int32_t middle = (low + high + 1) / 2;
+    if (s.merged[middle].task_begin <= task) {
+      low = middle;
+    } else {
+      high = middle - 1;
     }
-    task -= n;
   }
+  const int32_t unit = s.merged[low].unit;
+  const int32_t rows = unit_rows(*call->args->shape, s.units[unit]);
+  const int32_t begin = (task - s.merged[low].task_begin) * kMergeRows;
+  const int32_t end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
+  call->row->merge(*call->args, {unit, begin, end});
 }
 
 int32_t usable_cpus() {
@@ -151,15 +148,17 @@ UnitShape unit_shape(const Problem& p) {
   s.max_rows = 128;
   s.read_cost = 4;
   s.state_row_floats = state_row_floats(p);
+  s.leaf_bytes = static_cast<int64_t>(kLeaf) * (p.head_dim_qk + p.head_dim_vo) *
+                 dtype_bytes(p.kv_dtype);
   return s;
 }
 
 size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t rows = static_cast<size_t>(max_unit_rows(shape));
-  const size_t per_row = 3 * sizeof(int32_t) +
+  const size_t per_row = sizeof(TokenRow) + sizeof(LeafKeys) +
                          sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
   const size_t row_pointers = 3 * (kLeaf * sizeof(const char*));
-  const size_t rounding = 9 * 64;
+  const size_t rounding = 10 * 64;
   return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;
 }
 
@@ -197,9 +196,7 @@ void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
   while (last > first && s.worker_items[last - 1] == s.worker_items[last]) --last;
   Call call{&row, &args, first};
   run_parallel(threads, last - first, run_items, &call);
-  int32_t tasks = 0;
-  for (int32_t i = 0; i < s.num_shared; ++i) tasks += num_merge_tasks(args, s.shared[i]);
-  run_parallel(threads, tasks, run_merge, &call);
+  run_parallel(threads, s.num_merge_tasks, run_merge, &call);
 }
 
 }  // namespace attnfold::cpu

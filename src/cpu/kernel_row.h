@@ -21,10 +21,22 @@ struct RunArgs {
   float* states;  // [schedule->state_floats]
 };
 
-/** A stretch of rows of a shared unit that one task of the second pass finishes. */
+/** A stretch of rows of a unit that one task of the second pass finishes. */
 struct MergeTask {
-  int32_t shared;  // index into schedule->shared
+  int32_t unit;
   int32_t row_begin, row_end;
+};
+
+/** A token of a unit. */
+struct TokenRow {
+  int64_t row;       // of q and o
+  int64_t position;  // among its request's keys
+  VisibleKeys keys;
+};
+
+/** Keys that a token sees of a leaf: [0, sink) and [begin, end), relative to it. */
+struct LeafKeys {
+  int32_t sink, begin, end;
 };
 
 struct KernelRow {

@@ -134,11 +134,6 @@ ATTNFOLD_LANE_FN Lanes modified(const ScoreMod& mod, Lanes qk, float distance) {
   return x;
 }
 
-/** Keys that a row sees of a leaf: [0, sink) and [begin, end), relative to it. */
-struct LeafKeys {
-  int32_t sink, begin, end;
-};
-
 /** Sets s to `value` in the lanes of `keys`' groups of 16 that hold no key of it. */
 ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafKeys& keys, int lane_begin, int lane_end,
                                   float value) {

@@ -1,45 +1,33 @@
 // The planner.  Integer arithmetic on plain data: the host and a device compile this one source.
 #pragma once
 
+#include "plan/prefix.h"
 #include "plan/schedule.h"
 
 namespace attnfold {
 namespace planner {
 
-ATTNFOLD_HD_LARGE inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-/** How the rows of a request of `qo_len` tokens are grouped: follows from that request alone. */
-struct RowSets {
-  int32_t tokens;    // per row set
-  int32_t kv_heads;  // per row set
-};
-
-ATTNFOLD_HD_LARGE inline RowSets row_sets(const UnitShape& shape, int64_t qo_len) {
-  const int64_t head_rows = qo_len * shape.group_size;
-  if (head_rows <= shape.small_rows) {
-    const int64_t heads = shape.max_rows / (head_rows > 0 ? head_rows : 1);
-    return {static_cast<int32_t>(qo_len), static_cast<int32_t>(clamp_to(heads, 1, shape.kv_heads))};
-  }
-  const int32_t tokens = shape.max_rows / shape.group_size;
-  return {tokens > 1 ? tokens : 1, 1};
-}
-
-/** Appends the units of one request; returns their cost. */
-ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& mask,
-                                           int32_t request, int32_t qo_len, int32_t kv_len,
-                                           Schedule* s) {
+/** Appends the units of one request, but for the leaves that shared units hold. */
+ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask, int32_t request,
+                                        int32_t qo_len, int32_t kv_len,
+                                        const RequestPrefix& prefix, Schedule* s) {
   const RowSets sets = row_sets(shape, qo_len);
-  int64_t cost = 0;
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
     for (int32_t head = 0; head < shape.kv_heads; head += sets.kv_heads) {
       Unit& u = s->units[s->num_units++];
+      u = {};
       u.request = request;
       u.qo_begin = token;
       u.num_qo = sets.tokens < qo_len - token ? sets.tokens : qo_len - token;
       u.kv_head_begin = head;
       u.num_kv_heads =
           sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
-      const VisibleKeys keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      VisibleKeys keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      if (prefix.leaf_end > 0) {
+        keys.begin = prefix.leaf_end * kLeaf;
+        u.starts_inside = 1;
+      }
+      u.member = prefix.first;
       u.sink_keys = keys.sink;
       u.key_begin = keys.begin;
       u.key_end = keys.end;
@@ -47,19 +35,18 @@ ATTNFOLD_HD_LARGE inline int64_t add_units(const UnitShape& shape, const Mask& m
       u.leaf_end =
           keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
       u.sink_leaves = static_cast<int32_t>(divide_up(keys.sink, kLeaf));
-      if (u.leaf_end == u.leaf_begin) {  // the sink alone
+      if (u.starts_inside) {
+        u.sink_leaves = 0;
+      } else if (u.leaf_end == u.leaf_begin) {  // the sink alone
         u.leaf_begin = u.leaf_end = u.sink_leaves;
         u.sink_leaves = 0;
         if (keys.sink > 0) u.leaf_begin = 0;
       } else if (u.sink_leaves >= u.leaf_begin) {
         u.leaf_begin = u.sink_leaves = 0;
       }
-      u.leaf_cost = static_cast<int64_t>(u.num_kv_heads) * shape.read_cost + unit_rows(shape, u);
-      if (num_leaves(u) > 0 && u.leaf_cost > s->max_leaf_cost) s->max_leaf_cost = u.leaf_cost;
-      cost += u.leaf_cost * num_leaves(u);
+      set_leaf_cost(shape, &u, s);
     }
   }
-  return cost;
 }
 
 ATTNFOLD_HD_LARGE inline uint64_t mix(uint64_t x) {  // splitmix64's finaliser
@@ -118,30 +105,45 @@ class Cutter {
   int64_t drift_ = 0;  // of the last cut from its wish
 };
 
-/** Gives the items of one unit, cut at its boundaries, their places for states; whole again if they
- * do not fit. */
-ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_index,
-                                           int32_t item_begin, int64_t capacity, Schedule* s) {
-  const Unit& unit = s->units[unit_index];
-  const int32_t n = s->num_items - item_begin;
-  if (n == 1) {
-    s->items[item_begin].state_offset = -1;
-    return;
-  }
+/** Floats of the states that an uncut unit leaves behind. */
+ATTNFOLD_HD_LARGE inline int64_t whole_floats(const UnitShape& shape, const Unit& unit) {
+  if (!unit.starts_inside && !unit.ends_inside) return 0;
+  return num_states(unit.leaf_begin, unit.leaf_end) * unit_rows(shape, unit) *
+         shape.state_row_floats;
+}
+
+/** Places for the states of a unit's items; returns the floats they take. */
+ATTNFOLD_HD_LARGE inline int64_t place_items(const UnitShape& shape, const Unit& unit,
+                                             Schedule* s) {
   const int64_t state = static_cast<int64_t>(unit_rows(shape, unit)) * shape.state_row_floats;
-  int64_t offset = s->state_floats;
-  for (int32_t i = item_begin; i < s->num_items; ++i) {
-    s->items[i].state_offset = offset;
-    offset += num_spans(unit, s->items[i]) * state;
+  int64_t floats = 0;
+  for (int32_t i = unit.item_begin; i < s->num_items; ++i) {
+    s->items[i].state_offset = s->state_floats + floats;
+    floats += num_spans(unit, s->items[i]) * state;
   }
-  if (offset > capacity) {
-    s->items[item_begin].leaf_end = unit.leaf_end;
-    s->items[item_begin].state_offset = -1;
-    s->num_items = item_begin + 1;
-    return;
+  return floats;
+}
+
+/** Gives the items of the last unit their places for states; the unit becomes whole again if its
+ * cuts take more than `room`. */
+ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_index, int64_t room,
+                                           Schedule* s) {
+  Unit& unit = s->units[unit_index];
+  const bool has_others = unit.starts_inside || unit.ends_inside;
+  const bool is_cut = s->num_items - unit.item_begin > 1;
+  int64_t floats = is_cut ? place_items(shape, unit, s) : 0;
+  if (floats > room || !is_cut) {
+    Item& whole = s->items[unit.item_begin];
+    whole.leaf_end = unit.leaf_end;
+    whole.state_offset = -1;
+    s->num_items = unit.item_begin + 1;
+    floats = has_others ? place_items(shape, unit, s) : 0;
   }
-  s->state_floats = offset;
-  s->shared[s->num_shared++] = {unit_index, item_begin, n};
+  unit.num_items = s->num_items - unit.item_begin;
+  s->state_floats += floats;
+  if (unit.num_members > 0 || s->items[unit.item_begin].state_offset < 0) return;
+  s->merged[s->num_merged++] = {unit_index, s->num_merge_tasks};
+  s->num_merge_tasks += static_cast<int32_t>(divide_up(unit_rows(shape, unit), kMergeRows));
 }
 
 ATTNFOLD_HD_LARGE inline void count_worker_items(Schedule* s) {
@@ -160,26 +162,40 @@ ATTNFOLD_HD_LARGE inline void count_worker_items(Schedule* s) {
 
 }  // namespace planner
 
+/** may_share: 0 if no prefix is ever shared. */
 ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& shape,
                                                             int32_t max_batch, int32_t max_qo_rows,
-                                                            int32_t max_kv_len,
-                                                            int32_t num_workers) {
+                                                            int32_t max_kv_len, int32_t num_workers,
+                                                            int32_t may_share = 0) {
   const int64_t tokens =
       shape.max_rows / shape.group_size > 1 ? shape.max_rows / shape.group_size : 1;
-  ScheduleCapacity c;
+  ScheduleCapacity c{};
   // A request has at most ceil(qo_len / tokens) row sets per kv head, whether small or large; one
   // without tokens has none.
   const int64_t requests = max_batch < max_qo_rows ? max_batch : max_qo_rows;
   c.units = (requests + max_qo_rows / tokens) * shape.kv_heads;
+  c.merged = num_workers;
+  const int64_t leaves = planner::divide_up(max_kv_len, kLeaf);
+  const int64_t shared_tokens = planner::most_shared_tokens(shape);
+  if (may_share && requests > 1 && shared_tokens > 0) {
+    c.requests = max_batch < kPrefixBatch ? max_batch : kPrefixBatch;
+    for (c.prefix_slots = 1; c.prefix_slots < 2 * c.requests;) c.prefix_slots *= 2;
+    c.members = c.requests * kPrefixLevels;
+    c.units += c.members * shape.kv_heads;
+    c.merged += c.requests * shape.kv_heads;
+    const int64_t most = clamp_to(c.requests * shared_tokens, 0, kPrefixTokens);
+    const int64_t states = leaves < kPrefixStates ? leaves : kPrefixStates;
+    c.prefix_floats = (max_qo_rows < most ? max_qo_rows : most) * shape.kv_heads *
+                      shape.group_size * states * shape.state_row_floats;
+  }
   c.items = c.units + num_workers;
   // Per worker two items that are cut: at most kSuperChunk - 1 single leaves, a prefix and a row
   // each.  Whole super-chunks: four times the longest request's; where a batch wants more, units
   // stay whole.
-  const int64_t leaves = planner::divide_up(max_kv_len, kLeaf);
   const int64_t chunks = planner::divide_up(leaves, kSuperChunk) + 1;
   const int64_t states =
       num_workers == 1 ? 0 : 4 * chunks + static_cast<int64_t>(num_workers) * 2 * (kSuperChunk + 1);
-  c.state_floats = states * max_unit_rows(shape) * shape.state_row_floats;
+  c.state_floats = states * max_unit_rows(shape) * shape.state_row_floats + c.prefix_floats;
   return c;
 }
 
@@ -192,25 +208,30 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
  */
 ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask,
                                              const BatchLengths& lengths, int32_t num_workers,
-                                             uint64_t cut_seed, int64_t state_floats_capacity,
+                                             uint64_t cut_seed, const ScheduleCapacity& capacity,
                                              Schedule* s) {
-  s->num_units = s->num_items = s->num_shared = 0;
+  s->num_units = s->num_items = s->num_merged = s->num_merge_tasks = 0;
+  s->num_members = s->num_prefix_groups = 0;
   s->num_workers = num_workers;
+  s->num_shared_leaves = s->saved_bytes = s->whole_floats = 0;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
+  const bool may_share = lengths.prefixes.tables && lengths.batch <= capacity.requests;
+  if (may_share) planner::PrefixPlanner(shape, lengths, capacity, s).plan(mask);
   for (int32_t r = 0; r < lengths.batch; ++r) {
     const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
-    if (qo_len > 0)
-      s->total_cost += planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], s);
+    const RequestPrefix prefix = may_share ? s->prefix.requests[r] : RequestPrefix{0, 0, -1, -1, 0};
+    if (qo_len > 0) planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], prefix, s);
   }
 
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
   int32_t worker = 0;
   int64_t start = 0;  // of the current unit on the line
   int64_t wish = num_workers > 1 ? cutter.wish(1, 0) : s->total_cost + 1;
+  int64_t whole_left = s->whole_floats;  // that uncut units still to come take
   for (int32_t u = 0; u < s->num_units; ++u) {
-    const Unit& unit = s->units[u];
+    Unit& unit = s->units[u];
     const int64_t end = start + unit.leaf_cost * num_leaves(unit);
-    const int32_t item_begin = s->num_items;
+    unit.item_begin = s->num_items;
     int32_t at = first_leaf(unit);
     while (worker + 1 < num_workers && wish < end) {
       int32_t cut = cutter.place(unit, start, wish);
@@ -223,7 +244,8 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
     if (at < unit.leaf_end || num_leaves(unit) == 0) {
       s->items[s->num_items++] = {u, worker, at, unit.leaf_end, -1};
     }
-    planner::place_states(shape, u, item_begin, state_floats_capacity, s);
+    whole_left -= planner::whole_floats(shape, unit);
+    planner::place_states(shape, u, capacity.state_floats - s->state_floats - whole_left, s);
     start = end;
   }
   planner::count_worker_items(s);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 #include "plan/build_schedule.h"
 #include "plan/validate.h"
@@ -93,6 +94,7 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
   plan->threads_ = cpu::threads_of(e);
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
   plan->cut_seed_ = e.cut_seed;
+  plan->prefix_use_ = e.prefix_use;
   ATTNFOLD_RETURN_IF_ERROR(plan->reserve());
   *out = std::move(plan);
   return {};
@@ -101,7 +103,8 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
 Status Plan::reserve() {
   shape_ = cpu::unit_shape(problem_);
   capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
-                                max_visible_keys(given_, shape_), num_workers_);
+                                max_visible_keys(given_, shape_), num_workers_,
+                                !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF);
   if (capacity_.items > INT32_MAX) {
     return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
                    given_.max_qo_rows);
@@ -112,25 +115,42 @@ Status Plan::reserve() {
   qo_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_len_.resize(static_cast<size_t>(given_.max_batch));
-  units_.reset(new (std::nothrow) Unit[static_cast<size_t>(capacity_.units)]);
-  items_.reset(new (std::nothrow) Item[static_cast<size_t>(capacity_.items)]);
-  if (!units_ || !items_) {
+  const auto have = [&](auto* array, int64_t n) {
+    using T = std::remove_reference_t<decltype((*array)[0])>;
+    array->reset(new (std::nothrow) T[static_cast<size_t>(n)]);
+    return *array != nullptr;
+  };
+  const int64_t requests = capacity_.requests;
+  if (!have(&units_, capacity_.units) || !have(&items_, capacity_.items) ||
+      !have(&merged_, capacity_.merged) || !have(&members_, capacity_.members) ||
+      !have(&prefix_requests_, requests) || !have(&prefix_classes_, requests) ||
+      !have(&prefix_nodes_, requests) ||
+      !have(&prefix_ints_, 3 * requests + capacity_.prefix_slots) ||
+      !have(&requests_, capacity_.members + given_.max_batch)) {
     return {ATTNFOLD_INTERNAL, "memory: expected room for the schedules of max_batch " +
                                    std::to_string(given_.max_batch) + " and max_qo_rows " +
                                    std::to_string(given_.max_qo_rows) + ", got none"};
   }
-  shared_.resize(static_cast<size_t>(num_workers_));
   worker_items_.resize(static_cast<size_t>(num_workers_) + 1);
   schedule_.units = units_.get();
   schedule_.items = items_.get();
-  schedule_.shared = shared_.data();
+  for (int32_t r = 0; r < given_.max_batch; ++r) requests_[capacity_.members + r] = r;
+  group_of_.resize(static_cast<size_t>(given_.max_batch));
+  schedule_.merged = merged_.get();
+  schedule_.members = members_.get();
   schedule_.worker_items = worker_items_.data();
+  int32_t* const ints = prefix_ints_.get();
+  schedule_.prefix = {prefix_requests_.get(), ints,
+                      ints + requests,        ints + 2 * requests,
+                      prefix_classes_.get(),  prefix_nodes_.get(),
+                      ints + 3 * requests};
   return {};
 }
 
 Status Plan::update(const attnfold_lengths* lengths) {
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_.mask, lengths, &l));
+  ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
   lengths_ = {l.batch,       qo_indptr_.data(),    kv_len_.data(),
               l.block_table, l.block_table_stride, kv_indptr_.data(),
               l.kv_indices};
@@ -144,8 +164,16 @@ Status Plan::update(const attnfold_lengths* lengths) {
   if (l.batch > 0 && l.kv_indptr)
     std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
   num_kv_rows_ = l.num_kv_rows;
-  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data()}, num_workers_,
-                 cut_seed_, capacity_.state_floats, &schedule_);
+  const PrefixSource prefixes{&lengths_,
+                              given_.page_size,
+                              prefix_use_ == ATTNFOLD_PREFIX_ALWAYS,
+                              l.num_prefix_groups,
+                              l.prefix_keys,
+                              l.prefix_indptr,
+                              l.prefix_requests};
+  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data(), prefixes},
+                 num_workers_, cut_seed_, capacity_, &schedule_);
+  for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};
 }
@@ -210,8 +238,15 @@ uint64_t Plan::schedule_id() const {
                                 u.num_kv_heads, item.leaf_begin, item.leaf_end}) {
       h = hash_step(h, value);
     }
+    for (int32_t m = 0; m < u.num_members; ++m) {
+      h = hash_step(h, schedule_.members[u.member + m].request);
+    }
   }
   return h;
+}
+
+const int32_t* Plan::requests_of(const Unit& unit) const {
+  return requests_.get() + (unit.num_members > 0 ? unit.member : capacity_.members + unit.request);
 }
 
 Status Plan::report(attnfold_plan_report* out) const {
@@ -232,6 +267,7 @@ Status Plan::report(attnfold_plan_report* out) const {
     r.num_leaves += num_leaves(u);
     int32_t chunks = 0;
     for (int32_t at = first_leaf(u); at < u.leaf_end; at = chunk_end(u, at)) ++chunks;
+    if (u.starts_inside) chunks += u.leaf_begin / kSuperChunk;
     r.max_super_chunks = std::max(r.max_super_chunks, chunks);
   }
   r.max_worker_cost = schedule_.max_worker_cost;
@@ -240,6 +276,9 @@ Status Plan::report(attnfold_plan_report* out) const {
   r.partial_bytes = 2 * schedule_.state_floats * static_cast<int64_t>(sizeof(float));
   r.kv_bytes = kv_bytes();
   r.schedule_id = schedule_id();
+  r.num_prefix_groups = schedule_.num_prefix_groups;
+  r.num_shared_leaves = schedule_.num_shared_leaves;
+  r.saved_kv_bytes = schedule_.saved_bytes;
   const size_t size = out->struct_size;
   r.struct_size = size;
   std::memcpy(static_cast<void*>(out), &r, std::min(size, sizeof(r)));
@@ -268,7 +307,9 @@ Status Plan::item(int32_t index, attnfold_plan_item* out) const {
                                 begin,
                                 std::max(item.leaf_end, begin),
                                 sinks ? item.leaf_begin - first_leaf(u) : 0,
-                                sinks ? sink_end - first_leaf(u) : 0};
+                                sinks ? sink_end - first_leaf(u) : 0,
+                                std::max(u.num_members, 1),
+                                requests_of(u)};
   std::memcpy(static_cast<void*>(out), &i, std::min(size, sizeof(i)));
   return {};
 }

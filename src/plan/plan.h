@@ -33,6 +33,7 @@ class Plan {
   Status reserve();
   int64_t kv_bytes() const;
   uint64_t schedule_id() const;
+  const int32_t* requests_of(const Unit& unit) const;
   Status check_updated() const;
 
   attnfold_problem given_;  // every default resolved
@@ -40,6 +41,7 @@ class Plan {
   cpu::Threads threads_;
   int32_t num_workers_;
   uint64_t cut_seed_;
+  attnfold_prefix_use prefix_use_;
   const cpu::KernelRow* row_;
   UnitShape shape_;
   ScheduleCapacity capacity_;
@@ -53,8 +55,16 @@ class Plan {
   std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
   std::unique_ptr<Unit[]> units_;  // uninitialised: large maxima cost address space, not memory
   std::unique_ptr<Item[]> items_;
-  std::vector<SharedUnit> shared_;
+  std::unique_ptr<MergedUnit[]> merged_;
+  std::unique_ptr<Member[]> members_;
   std::vector<int32_t> worker_items_;
+  // Of the search for shared prefixes.
+  std::unique_ptr<RequestPrefix[]> prefix_requests_;
+  std::unique_ptr<PrefixClass[]> prefix_classes_;
+  std::unique_ptr<PrefixNode[]> prefix_nodes_;
+  std::unique_ptr<int32_t[]> prefix_ints_;
+  std::vector<int32_t> group_of_;         // [max_batch] scratch of a check
+  std::unique_ptr<int32_t[]> requests_;  // [members + max_batch]: of each member, and 0, 1, 2, ..
 };
 
 }  // namespace attnfold

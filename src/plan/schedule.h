@@ -2,15 +2,18 @@
 // device.
 //
 // A batch becomes units: a set of rows that share kv heads, with the range of leaves that some of
-// those rows see.  Units laid end to end, each leaf at its unit's cost, form a line; worker w takes
-// the part between two cuts.  A cut inside a unit leaves states behind, one for each span (below),
-// which are folded afterwards in the canonical order.
+// those rows see.  The rows are those of one request or, on leaves of a prefix that several requests
+// share, of several (plan/prefix.h).  Units laid end to end, each leaf at its unit's cost, form a
+// line; worker w takes the part between two cuts.  Where a row's leaves are with several items,
+// states are left behind, one for each span (below), which are folded afterwards in the canonical
+// order.
 #pragma once
 
 #include <cstdint>
 
 #include "core/fold.h"
 #include "core/mask.h"
+#include "core/problem.h"
 
 namespace attnfold {
 
@@ -23,6 +26,7 @@ struct UnitShape {
   int32_t max_rows;          // rows of a unit, as long as the group allows it
   int32_t read_cost;         // of one leaf of one kv head, in units of one row's arithmetic on it
   int32_t state_row_floats;  // floats of one row of a state
+  int64_t leaf_bytes;        // of k and v of one leaf of one kv head
 };
 
 /** Rows of the largest unit. */
@@ -32,14 +36,28 @@ ATTNFOLD_HD inline int32_t max_unit_rows(const UnitShape& s) {
 }
 
 struct Unit {
-  int32_t request;
-  int32_t qo_begin, num_qo;  // tokens, within the request
+  int32_t request;           // whose page table is read; of a shared unit the first member's
+  int32_t qo_begin, num_qo;  // tokens, within the request; of a shared unit those of all members
   int32_t kv_head_begin, num_kv_heads;
   int32_t sink_keys;  // keys [0, sink_keys) and [key_begin, key_end): those that some row sees
   int32_t key_begin, key_end;
   int32_t sink_leaves;  // leaves that hold the first kind, if apart from the others; else 0
   int32_t leaf_begin, leaf_end;  // leaves that hold the second; none if begin == end
   int64_t leaf_cost;
+  int32_t starts_inside;  // 1: leaves before leaf_begin are with shared units
+  int32_t ends_inside;    // 1: the rows go on in other units
+  int32_t member;         // of a shared unit: its first member; else the request's first, or -1
+  int32_t num_members;    // 0: not a shared unit
+  int32_t item_begin, num_items;
+};
+
+/** The tokens of one request, all of them, within the shared units that hold the same leaves: one
+ * unit for each block of kv heads, one after the other. */
+struct Member {
+  int32_t request;
+  int32_t unit;   // the first of those units
+  int32_t token;  // where the request's tokens begin among the unit's
+  int32_t next;   // the request's member on the leaves that follow, or -1: its own units
 };
 
 // Leaves of a unit are numbered so that they follow one another: [first_leaf, leaf_end), the sink's
@@ -50,11 +68,12 @@ ATTNFOLD_HD inline int32_t leaf_at(const Unit& u, int32_t number) {
   return number < u.leaf_begin ? number - first_leaf(u) : number;
 }
 
-/** The first number of the super-chunk that holds `number`. */
+/** The first number of the super-chunk that holds `number`; before the unit's own leaves if that
+ * super-chunk begins in another unit. */
 ATTNFOLD_HD inline int32_t chunk_begin(const Unit& u, int32_t number) {
   const int32_t chunk_leaf = leaf_at(u, number) / kSuperChunk * kSuperChunk;
   if (chunk_leaf < u.sink_leaves) return first_leaf(u) + chunk_leaf;
-  return chunk_leaf > u.leaf_begin ? chunk_leaf : u.leaf_begin;
+  return chunk_leaf > u.leaf_begin || u.starts_inside ? chunk_leaf : u.leaf_begin;
 }
 
 /** One past the last number of it. */
@@ -71,28 +90,84 @@ ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
 struct Item {
   int32_t unit, worker;
   int32_t leaf_begin, leaf_end;
-  int64_t state_offset;  // of its first state, in floats; -1 if the item is the whole unit
+  int64_t state_offset;  // of its first state, in floats; -1 if the item has all of its rows' leaves
 };
 
-/** A unit that several items share; they follow one another. */
-struct SharedUnit {
-  int32_t unit, item_begin, num_items;
+/** Rows of a unit that one task of the second pass finishes. */
+constexpr int32_t kMergeRows = 32;
+
+/** A unit of one request whose rows' states the second pass folds. */
+struct MergedUnit {
+  int32_t unit;
+  int32_t task_begin;  // tasks of the merged units before
+};
+
+/** What the planner keeps of one request while it looks for shared prefixes. */
+struct RequestPrefix {
+  int32_t limit;        // keys from 0 on, in whole leaves, that all rows see; 0: nothing to share
+  int32_t leaf_end;     // leaves [0, leaf_end) are with shared units
+  int32_t first, last;  // its members there, or -1
+  int32_t levels;       // how many
+};
+
+/** Requests of one page at the place where others have another. */
+struct PrefixClass {
+  int32_t page, count, begin;
+};
+
+/** Requests whose first keys are the same, and not yet compared beyond. */
+struct PrefixNode {
+  int32_t begin, count;  // in order
+  int32_t known_pages;   // that agree
+};
+
+/** Arrays for that; sizes are those of ScheduleCapacity. */
+struct PrefixScratch {
+  RequestPrefix* requests;  // [batch]
+  int32_t* order;           // [batch] requests
+  int32_t* moved;           // [batch]
+  int32_t* class_of;        // [batch]
+  PrefixClass* classes;     // [batch]
+  PrefixNode* nodes;        // [batch]
+  int32_t* slots;           // [prefix_slots] a hash table
 };
 
 struct Schedule {
-  int32_t num_units, num_items, num_shared, num_workers;
-  Unit* units;
-  Item* items;  // by unit, then by leaf; workers never fall
-  SharedUnit* shared;
+  int32_t num_units, num_items, num_merged, num_workers;
+  Unit* units;   // shared units first
+  Item* items;   // by unit, then by leaf; workers never fall
+  MergedUnit* merged;
   int32_t* worker_items;  // [num_workers + 1] offsets into items
+  Member* members;
+  PrefixScratch prefix;
+  int32_t num_merge_tasks;
+  int32_t num_members;
+  int32_t num_prefix_groups;
+  int64_t num_shared_leaves;  // of all groups
+  int64_t saved_bytes;        // of k and v, that shared units need not read
+  int64_t whole_floats;       // of states that prefixes cost before anything is cut
   int64_t state_floats;
   int64_t total_cost, max_worker_cost, max_leaf_cost;
 };
 
 /** Bounds on what any batch within the maxima needs (plan/build_schedule.h). */
 struct ScheduleCapacity {
-  int64_t units, items;
-  int64_t state_floats;
+  int64_t units, items, merged;
+  int64_t requests, prefix_slots, members;  // 0 where nothing can be shared
+  int64_t prefix_floats;                    // of states for prefixes, cuts apart
+  int64_t state_floats;                     // of all states
+};
+
+/** Where shared prefixes come from. */
+struct PrefixSource {
+  const Lengths* tables;  // null: nothing is shared
+  int32_t page_size;
+  int32_t always;  // 1: also where it does not pay
+  // Groups that the caller names, checked, fewer keys first; none: the tables are searched.
+  int32_t num_groups;
+  const int32_t* keys;      // [num_groups]
+  const int32_t* indptr;    // [num_groups + 1] offsets into requests
+  const int32_t* requests;  // [indptr[num_groups]]
 };
 
 /** What a batch looks like to the planner. */
@@ -100,13 +175,13 @@ struct BatchLengths {
   int32_t batch;
   const int32_t* qo_indptr;  // [batch + 1]
   const int32_t* kv_len;     // [batch]
+  PrefixSource prefixes;
 };
 
 /** A stretch of leaves that leaves one state behind. */
 enum class SpanKind : int32_t {
-  row,    // whole super-chunks from the unit's first leaf on, folded: the row's own accumulator
-  chunk,  // leaves of one super-chunk from its first leaf in the unit on, folded: all of it or a
-          // prefix
+  row,    // whole super-chunks from the row's first leaf on, folded: the row's own accumulator
+  chunk,  // leaves of one super-chunk from the first that the row has, folded: all or a prefix
   leaf    // one leaf
 };
 struct Span {
@@ -117,8 +192,8 @@ struct Span {
 /** The span of an item that starts at leaf `at`. */
 ATTNFOLD_HD inline Span span_at(const Unit& unit, const Item& item, int32_t at) {
   const int32_t end = item.leaf_end;
-  if (at == first_leaf(unit)) {
-    if (end == unit.leaf_end) return {SpanKind::row, at, end};
+  if (at == first_leaf(unit) && !unit.starts_inside) {
+    if (end == unit.leaf_end && !unit.ends_inside) return {SpanKind::row, at, end};
     const int32_t whole = chunk_begin(unit, end);  // end of the last whole super-chunk
     if (whole > at) return {SpanKind::row, at, whole};
   }

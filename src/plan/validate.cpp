@@ -155,6 +155,8 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
   if (!given) given = &defaults;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("execution", given, defaults, e));
   ATTNFOLD_RETURN_IF_ERROR(check_range("num_threads", e->num_threads, 0, kMaxWorkers));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_range("prefix_use", e->prefix_use, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_PREFIX_ALWAYS));
   return check_range("num_workers", e->num_workers, 0, kMaxWorkers);
 }
 

@@ -5,6 +5,7 @@
 
 #include "attnfold/attnfold.h"
 #include "core/problem.h"
+#include "plan/schedule.h"
 #include "status.h"
 
 namespace attnfold {
@@ -22,6 +23,11 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
 /** Checks shapes and every entry that a run may read.  `out` borrows the arrays. */
 Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given,
                         attnfold_lengths* out);
+
+/** Checks the prefix groups against each other and the page tables, after validate_lengths.
+ * `group_of` is scratch, [max_batch]. */
+Status validate_prefixes(const attnfold_problem& p, const UnitShape& shape, const Mask& mask,
+                         const attnfold_lengths& l, int32_t* group_of);
 
 /** Bytes that a tensor may touch, from the first to one past the last. */
 struct Extent {

@@ -43,12 +43,21 @@ TEST(PlanProperty, EveryLeafOfEveryRowIsCoveredOnce) {
             by_head;  // (request, kv head)
         for (const attnfold_plan_item& item : items_of(plan.get())) {
           RC_ASSERT(item.worker >= 0 && item.worker < step.num_workers);
-          RC_ASSERT(item.qo_begin >= 0 && item.num_qo > 0 &&
-                    item.qo_begin + item.num_qo <= step.qo_len[item.request]);
           RC_ASSERT(item.kv_head_begin >= 0 && item.num_kv_heads > 0);
           RC_ASSERT(item.kv_head_begin + item.num_kv_heads <= step.problem.kv_heads);
-          for (int32_t h = 0; h < item.num_kv_heads; ++h)
-            by_head[{item.request, item.kv_head_begin + h}].push_back(item);
+          RC_ASSERT(item.num_requests > 0 && item.requests[0] == item.request);
+          int32_t num_qo = 0;
+          for (int32_t k = 0; k < item.num_requests; ++k) {
+            attnfold_plan_item own = item;  // what one of the requests has of it
+            own.request = item.requests[k];
+            if (item.num_requests > 1) own.num_qo = step.qo_len[own.request];
+            num_qo += own.num_qo;
+            RC_ASSERT(own.qo_begin >= 0 && own.num_qo > 0 &&
+                      own.qo_begin + own.num_qo <= step.qo_len[own.request]);
+            for (int32_t h = 0; h < item.num_kv_heads; ++h)
+              by_head[{own.request, item.kv_head_begin + h}].push_back(own);
+          }
+          RC_ASSERT(num_qo == item.num_qo);
         }
         for (size_t r = 0; r < step.qo_len.size(); ++r) {
           for (int32_t h = 0; h < step.problem.kv_heads; ++h) {
@@ -76,7 +85,9 @@ TEST(PlanProperty, EveryLeafOfEveryRowIsCoveredOnce) {
 }
 
 TEST(PlanProperty, UnitsHoldNoLeafThatNoRowSees) {
-  EXPECT_TRUE(holds("leaves of a unit are the hull of what its rows see", [](const Step& step) {
+  EXPECT_TRUE(holds("leaves of a unit are the hull of what its rows see", [](const Step& given) {
+    Step step = given;
+    step.prefix_use = ATTNFOLD_PREFIX_OFF;
     const PlanPointer plan = create(step);
     update(plan.get(), step);
     std::map<int32_t, std::pair<attnfold_plan_item, Range>> units;
@@ -129,7 +140,7 @@ TEST(PlanProperty, TheReportCountsWhatTheItemsAre) {
                   report.num_cuts == report.num_items - report.num_units);
         RC_ASSERT(report.num_cuts_inside == inside);
         RC_ASSERT(report.num_leaves == leaves);
-        RC_ASSERT((report.partial_bytes == 0) == (cuts == 0));
+        RC_ASSERT((report.partial_bytes == 0) == (cuts == 0 && report.num_prefix_groups == 0));
       }));
 }
 
@@ -208,7 +219,7 @@ int64_t decode_kv_bytes(const Step& step) {
 
 TEST(PlanProperty, DecodesReadTheCacheOncePerKvHeadWhateverTheGroup) {
   EXPECT_TRUE(
-      rc::check("kv_bytes of decodes is the keys seen, times kv heads", [](const Step& given) {
+      rc::check("kv_bytes of decodes is the keys seen, times kv heads, but for what prefixes save", [](const Step& given) {
         Step step = given;
         std::fill(step.qo_len.begin(), step.qo_len.end(), 1);
         const int64_t want = decode_kv_bytes(step);
@@ -216,7 +227,8 @@ TEST(PlanProperty, DecodesReadTheCacheOncePerKvHeadWhateverTheGroup) {
           step.problem.qo_heads = step.problem.kv_heads * group;
           const PlanPointer plan = create(step);
           update(plan.get(), step);
-          RC_ASSERT(report_of(plan.get()).kv_bytes == want);
+          const attnfold_plan_report report = report_of(plan.get());
+          RC_ASSERT(report.kv_bytes + report.saved_kv_bytes == want);
         }
       }));
 }
