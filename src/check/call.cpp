@@ -158,6 +158,10 @@ attnfold_lengths Call::lengths() const {
     lengths.kv_indptr = kv_indptr.data();
     lengths.kv_indices = pointer(kv_indices);
   }
+  lengths.num_prefix_groups = static_cast<int32_t>(prefix_keys.size());
+  lengths.prefix_keys = pointer(prefix_keys);
+  lengths.prefix_indptr = pointer(prefix_indptr);
+  lengths.prefix_requests = pointer(prefix_requests);
   return lengths;
 }
 

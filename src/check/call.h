@@ -53,6 +53,7 @@ struct Call {
   std::vector<int32_t> kv_indptr;   // [batch + 1]: CSR pages, or ragged rows; or empty
   std::vector<int32_t> kv_indices;  // CSR page ids; or empty
   int64_t num_kv_rows = 0;          // ragged only
+  std::vector<int32_t> prefix_keys, prefix_indptr, prefix_requests;  // groups, named; or empty
 
   std::shared_ptr<Buffer> q, k,
       v;  // shared, so that variants of a call (page size, order) are cheap to make

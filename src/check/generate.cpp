@@ -352,6 +352,32 @@ Call to_ragged(const Call& call) {
   return out;
 }
 
+int32_t share_prefix(Call* call, int32_t from, int32_t to, int32_t keys) {
+  const KeyRange seen = seen_of(*call, from);
+  const int64_t page_size = call->problem.page_size;
+  if (seen.begin > 0) return 0;
+  const int64_t pages =
+      std::min({int64_t{keys}, seen.end, int64_t{call->kv_len[from]}, int64_t{call->kv_len[to]}}) /
+      page_size;
+  const auto table = [&](int32_t r) {
+    return call->kv_indices.empty() ? call->block_table.begin() + r * call->block_table_stride
+                                    : call->kv_indices.begin() + call->kv_indptr[r];
+  };
+  std::copy_n(table(from), pages, table(to));
+  return static_cast<int32_t>(pages * page_size);
+}
+
+void share_prefixes(Call* call, std::mt19937_64& rng) {
+  if (call->problem.kv_storage == ATTNFOLD_KV_RAGGED) return;
+  for (int32_t r = 1; r < call->batch; ++r) {
+    const int32_t from = static_cast<int32_t>(rng() % static_cast<uint64_t>(r));
+    const uint64_t most = static_cast<uint64_t>(std::min(call->kv_len[from], call->kv_len[r]));
+    const int32_t some = static_cast<int32_t>(rng() % (most + 1));
+    if (rng() % 4 == 0) continue;
+    share_prefix(call, from, r, rng() % 2 == 0 ? static_cast<int32_t>(most) : some);
+  }
+}
+
 Call chunk_of(const Call& call, int32_t r, int32_t begin, int32_t end) {
   const int32_t after = qo_len_of(call, r) - end;  // new tokens that this chunk does not have yet
   Call out = select_requests(call, {r});
