@@ -7,6 +7,8 @@
 #include <numeric>
 #include <random>
 
+#include "check/generate.h"
+
 namespace attnfold::tools {
 namespace {
 
@@ -121,6 +123,13 @@ check::Call make_call(const BenchShape& shape) {
   call.k_offset = k.offset;
   call.v_offset = v.offset;
   call.k_strides = call.v_strides = {p.page_size * token, token, shape.head_dim};
+  return call;
+}
+
+check::Call prefix_call(int32_t batch, int32_t prefix, int32_t own, int32_t qo_heads,
+                        int32_t kv_heads) {
+  check::Call call = make_call(decode_shape(batch, prefix + own, qo_heads, kv_heads));
+  for (int32_t r = 1; r < batch; ++r) check::share_prefix(&call, 0, r, prefix);
   return call;
 }
 

@@ -31,6 +31,10 @@ BenchShape prefill_shape(int32_t qo_len, int32_t kv_len, int32_t qo_heads, int32
 check::Call make_call(const BenchShape& shape);
 
 /** The same keys and values for another number of query heads. */
+/** `batch` decodes on one prefix of `prefix` keys, whole pages, with `own` keys each. */
+check::Call prefix_call(int32_t batch, int32_t prefix, int32_t own, int32_t qo_heads,
+                        int32_t kv_heads);
+
 check::Call with_qo_heads(const check::Call& call, int32_t qo_heads);
 
 /** k and v in the order of the page tables: a page of k, the same page of v, and on. */

@@ -41,6 +41,11 @@ struct Results {
   std::vector<Read> reads;
   std::vector<Row> decodes, prefills;
   std::vector<std::pair<int32_t, int64_t>> group_kv_bytes;  // group size, what its plan reads
+  struct Prefix {
+    BenchShape shape;
+    SharedPrefix measured;
+  };
+  std::vector<Prefix> prefixes;
 };
 
 const char* state_text(CacheState state) { return state == CacheState::cold ? "cold" : "warm"; }
@@ -65,6 +70,12 @@ class Bench {
       page_1.page_size = 1;
       page_1.name += " page 1";
       one(page_1);
+    }
+    prefix(8, 4096, 32, 8);
+    if (!quick_) {
+      prefix(32, 4096, 32, 8);
+      prefix(8, 4096, 8, 8);
+      prefix(8, 4096, 64, 8);
     }
     measure_.probe_peaks();
     prefill(prefill_shape(2048, 2048, 32, 8));
@@ -111,6 +122,14 @@ class Bench {
       if (kv_len == kLongKvLen) results_.group_kv_bytes.emplace_back(group_size, kv_bytes);
       states(call, shape);
     }
+  }
+
+  /** Decodes of `keys` shared keys and 128 of their own each. */
+  void prefix(int32_t batch, int32_t keys, int32_t qo_heads, int32_t kv_heads) {
+    BenchShape shape = decode_shape(batch, keys + 128, qo_heads, kv_heads);
+    shape.name = fmt::format("{} on {} + 128", batch, keys);
+    const check::Call call = prefix_call(batch, keys, 128, qo_heads, kv_heads);
+    results_.prefixes.push_back({shape, measure_.prefix(call, shape.name)});
   }
 
   void prefill(const BenchShape& shape) {
@@ -183,6 +202,21 @@ void print_decodes(const Results& results, double peak) {
   fmt::print("  ({})\n\n", kv_is_read_once(results) ? "the same" : "NOT THE SAME");
 }
 
+void print_prefixes(const Results& results) {
+  fmt::print(
+      "decodes on one shared prefix: its keys read once for all, against each request its own\n");
+  Table table({"<shape", "heads", "KV MB", "us", "own KV MB", "own us", "time ratio"});
+  for (const Results::Prefix& row : results.prefixes) {
+    const SharedPrefix& m = row.measured;
+    table.add_row({row.shape.name, fmt::format("{}/{}", row.shape.qo_heads, row.shape.kv_heads),
+                   short_number(static_cast<double>(m.shared.kv_bytes) / 1e6),
+                   short_number(m.shared_us.median),
+                   short_number(static_cast<double>(m.own.kv_bytes) / 1e6),
+                   short_number(m.own_us.median), fmt::format("{:.2f}", m.ratio())});
+  }
+  fmt::print("{}\n", table.text());
+}
+
 void print_prefills(const Results& results, double peak) {
   fmt::print("prefill, causal, head dim 128, pages of 16 permuted; GFLOP/s on visible pairs\n");
   Table table({"<shape", "heads", "<kv", "us", "GFLOP/s", "of peak"});
@@ -250,6 +284,17 @@ json results_json(const Results& results, const Measure& measure, double others)
   }
   for (const Row& row : results.decodes) out["rows"].push_back(row_json(row, "decode", peak));
   for (const Row& row : results.prefills) out["rows"].push_back(row_json(row, "prefill", peak));
+  for (const Results::Prefix& row : results.prefixes) {
+    const SharedPrefix& m = row.measured;
+    out["shared_prefixes"].push_back({{"shape", row.shape.name},
+                                      {"qo_heads", row.shape.qo_heads},
+                                      {"kv_heads", row.shape.kv_heads},
+                                      {"us", m.shared_us.median},
+                                      {"own_us", m.own_us.median},
+                                      {"kv_bytes", m.shared.kv_bytes},
+                                      {"own_kv_bytes", m.own.kv_bytes},
+                                      {"time_ratio", m.ratio()}});
+  }
   return out;
 }
 
@@ -310,6 +355,7 @@ int run_bench(const BenchOptions& options) {
   fmt::print("\n");
   print_ceilings(results, measure);
   print_decodes(results, peak);
+  print_prefixes(results);
   print_prefills(results, peak);
   if (file.is_open()) {
     file << results_json(results, measure, others).dump(2) << "\n";

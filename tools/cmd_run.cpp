@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 struct RunOptions {
-  std::string file, out, isa;
+  std::string file, out, isa, prefixes = "auto";
   int32_t threads = 0, workers = 0, repeat = 0;
   bool as_json = false;
 };
@@ -83,6 +83,15 @@ std::vector<Line> plan_lines(const attnfold_plan_report& r, size_t workspace_byt
           {"balance", fmt::format("{:.3f} (largest worker / mean)", balance), balance},
           {"partial_bytes", bytes_text(static_cast<double>(r.partial_bytes)), r.partial_bytes},
           {"kv_bytes", bytes_text(static_cast<double>(r.kv_bytes)), r.kv_bytes},
+          {"num_prefix_groups",
+           r.num_prefix_groups == 0
+               ? "0"
+               : fmt::format("{} ({} leaves read once)", r.num_prefix_groups, r.num_shared_leaves),
+           r.num_prefix_groups},
+          {"num_shared_leaves", "", r.num_shared_leaves},
+          {"saved_kv_bytes",
+           r.num_prefix_groups == 0 ? "" : bytes_text(static_cast<double>(r.saved_kv_bytes)),
+           r.saved_kv_bytes},
           {"workspace_bytes", bytes_text(static_cast<double>(workspace_bytes)), workspace_bytes},
           {"schedule_id", fmt::format("{:016x}", r.schedule_id),
            fmt::format("{:016x}", r.schedule_id)}};
@@ -103,6 +112,9 @@ int run_run(const RunOptions& options) {
   execution.num_threads = options.threads;
   execution.num_workers = options.workers;
   execution.isa = isa_or_null(options.isa);
+  execution.prefix_use = options.prefixes == "off"      ? ATTNFOLD_PREFIX_OFF
+                         : options.prefixes == "always" ? ATTNFOLD_PREFIX_ALWAYS
+                                                        : ATTNFOLD_PREFIX_AUTO;
 
   PreparedCall prepared(call, execution);
   const Timing timing = time_call(prepared, options.repeat);
@@ -159,6 +171,11 @@ void add_run(CLI::App& app, Command& command) {
                   "Shares that the work is cut into; default the threads")
       ->check(in_range(1, 1024));
   add_isa_flag(sub, options->isa);
+  sub->add_option("--prefixes", options->prefixes,
+                  "Shared prefixes: auto reads them once where that pays, off never, always "
+                  "wherever there are any")
+      ->type_name("auto|off|always")
+      ->check(CLI::IsMember({"auto", "off", "always"}));
   sub->add_option("--repeat", options->repeat, "Timed runs; default as many as half a second holds")
       ->check(in_range(1, 1000000));
   sub->add_flag("--json", options->as_json, "Print JSON");

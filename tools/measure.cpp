@@ -109,6 +109,24 @@ Measured Measure::prefill(const check::Call& call, const std::string& name) {
   return measured;
 }
 
+SharedPrefix Measure::prefix(const check::Call& call, const std::string& name) {
+  attnfold_execution own_execution = execution();
+  own_execution.prefix_use = ATTNFOLD_PREFIX_OFF;
+  PreparedCall shared(call, execution()), own(call, own_execution);
+  std::vector<double> shared_us, own_us;
+  double spent_us = elapsed_us([&] {
+    shared.run();
+    own.run();
+  });
+  while (own_us.size() < 3 || (own_us.size() < kMostRounds && spent_us < seconds_per_row_ * 1e6)) {
+    progress_.show(fmt::format("prefix {}: round {}", name, own_us.size() + 1));
+    shared_us.push_back(elapsed_us([&] { shared.run(); }));
+    own_us.push_back(elapsed_us([&] { own.run(); }));
+    spent_us += shared_us.back() + own_us.back();
+  }
+  return {spread_of(shared_us), spread_of(own_us), shared.report(), own.report()};
+}
+
 Ceiling Measure::linear_read(const check::Call& call, CacheState state) {
   const std::vector<Piece> pieces = linear_pieces(pool_pieces(call), threads_);
   const int64_t bytes = bytes_of(pieces);

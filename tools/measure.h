@@ -29,6 +29,14 @@ struct Measured {
   double flop_per_byte() const { return flop / static_cast<double>(kv_bytes); }
 };
 
+/** A batch with its shared prefixes read once, and the same with each request reading its own. */
+struct SharedPrefix {
+  Spread shared_us, own_us;
+  attnfold_plan_report shared{}, own{};
+
+  double ratio() const { return shared_us.median / own_us.median; }
+};
+
 class Measure {
  public:
   Measure(int threads, std::string isa, double seconds_per_row, Progress& progress);
@@ -37,6 +45,8 @@ class Measure {
   Measured decode(const check::Call& call, CacheState state, const std::string& name);
   /** The engine alone. */
   Measured prefill(const check::Call& call, const std::string& name);
+  /** Both ways in turn, warm or as the caches have it. */
+  SharedPrefix prefix(const check::Call& call, const std::string& name);
   /** Best linear read of the call's pools. */
   Ceiling linear_read(const check::Call& call, CacheState state);
   /** Raises `fma` and `dot` to what is measured now. */

@@ -43,7 +43,6 @@ constexpr WaitingCase kWaiting[] = {
     {"under_split_long", kSpeed},
     {"long_tail_in_batch", kSpeed},
     {"reduction_on_one_block", kSpeed},
-    {"cascade_slower_than_plain", "shared-prefix groups"},
     {"page1_bandwidth", kSpeed},
     {"decode_tile_too_tall", kSpeed},
     {"unified_kernel_prefill_slow", kSpeed},

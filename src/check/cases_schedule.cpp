@@ -208,6 +208,28 @@ std::string prefix_scheduled_as_one_request(uint64_t seed, const char* isa) {
   return judge_state(whole, merged, ref::answer(whole));
 }
 
+std::string cascade_slower_than_plain(uint64_t seed, const char* isa) {
+  const Context x{seed, isa};
+  for (const Shape shape : {Shape{8, 1, 128, 128}, Shape{64, 8, 128, 128}}) {
+    Call call =
+        zero_call(make_spec(shape, DType::bf16, 16, kCausal, Lengths(8, 1), Lengths(8, 4000 + 64)));
+    share_pages(call, 0, 8, 4000 / 16);
+    fill_noise(call, seed);
+    attnfold_execution own = execution(x);
+    own.prefix_use = ATTNFOLD_PREFIX_OFF;
+    Answer shared_answer, own_answer;
+    ATTNFOLD_HOLD(run(call, execution(x), shared_answer));
+    ATTNFOLD_HOLD(run(call, own, own_answer));
+    ATTNFOLD_HOLD(same_bytes(call, own_answer, shared_answer, "a shared prefix"));
+    const attnfold_plan_report &a = shared_answer.report, &b = own_answer.report;
+    if (a.kv_bytes + a.partial_bytes >= b.kv_bytes + b.partial_bytes ||
+        a.total_cost >= b.total_cost)
+      return "the plan moves " + std::to_string(a.kv_bytes + a.partial_bytes) +
+             " bytes, without sharing " + std::to_string(b.kv_bytes + b.partial_bytes);
+  }
+  return "";
+}
+
 constexpr NamedCase kCases[] = {
     {"splits_from_whole_batch", "a request's bits do not depend on its batch mates",
      "Dao-AILab/flash-attention#2450", splits_from_whole_batch},
@@ -224,6 +246,8 @@ constexpr NamedCase kCases[] = {
     {"prefix_scheduled_as_one_request",
      "a prefix answered as one request of seven rows merges to plain attention",
      "vllm-project/vllm#17283", prefix_scheduled_as_one_request},
+    {"cascade_slower_than_plain", "a shared prefix moves fewer bytes and costs less than plain",
+     "flashinfer-ai/flashinfer#595", cascade_slower_than_plain},
 };
 
 }  // namespace

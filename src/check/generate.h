@@ -41,7 +41,8 @@ Call repage(const Call& call, int32_t page_size, attnfold_kv_layout layout, bool
 Call to_ragged(const Call& call);
 
 /** Gives request `to` the pages that hold the first `keys` keys of request `from`, whole pages
- * only; at most those that both have and all rows of `from` see from key 0 on.  Returns the keys. */
+ * only; at most those that both have and all rows of `from` see from key 0 on.  Returns the keys.
+ */
 int32_t share_prefix(Call* call, int32_t from, int32_t to, int32_t keys);
 
 /** Lets requests continue prefixes of earlier ones: a tree drawn from `rng`. */

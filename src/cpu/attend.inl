@@ -1,5 +1,5 @@
-// Attention on the CPU: one worker's items, and the fold of rows whose leaves are with several items.
-// Included inside an ISA's anonymous namespace, after scores.inl and values.inl.
+// Attention on the CPU: one worker's items, and the fold of rows whose leaves are with several
+// items. Included inside an ISA's anonymous namespace, after scores.inl and values.inl.
 //
 // Data movement per leaf of 128 keys, for a unit of R rows over H kv heads:
 //   K, V   memory -> registers, in memory order: 16 keys, then head by head.  Each byte once from
@@ -447,8 +447,8 @@ ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, 
   }
 }
 
-/** Rows [begin, end) of a unit, of one kv head if its request has leaves in shared units: the states
- * of all their spans, folded in the canonical order. */
+/** Rows [begin, end) of a unit, of one kv head if its request has leaves in shared units: the
+ * states of all their spans, folded in the canonical order. */
 template <DType T>
 void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
   RowFold fold{};

@@ -82,7 +82,8 @@ void run_items(void* context, int32_t i) {
   call->row->run_worker(*call->args, call->first_worker + i);
 }
 
-/** Task `task` of the second pass: some rows of the last merged unit that begins at or before it. */
+/** Task `task` of the second pass: some rows of the last merged unit that begins at or before it.
+ */
 void run_merge(void* context, int32_t task) {
   const Call* call = static_cast<const Call*>(context);
   const Schedule& s = *call->args->schedule;
@@ -148,8 +149,8 @@ UnitShape unit_shape(const Problem& p) {
   s.max_rows = 128;
   s.read_cost = 4;
   s.state_row_floats = state_row_floats(p);
-  s.leaf_bytes = static_cast<int64_t>(kLeaf) * (p.head_dim_qk + p.head_dim_vo) *
-                 dtype_bytes(p.kv_dtype);
+  s.leaf_bytes =
+      static_cast<int64_t>(kLeaf) * (p.head_dim_qk + p.head_dim_vo) * dtype_bytes(p.kv_dtype);
   return s;
 }
 

@@ -9,8 +9,8 @@ namespace planner {
 
 /** Appends the units of one request, but for the leaves that shared units hold. */
 ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask, int32_t request,
-                                        int32_t qo_len, int32_t kv_len,
-                                        const RequestPrefix& prefix, Schedule* s) {
+                                        int32_t qo_len, int32_t kv_len, const RequestPrefix& prefix,
+                                        Schedule* s) {
   const RowSets sets = row_sets(shape, qo_len);
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
     for (int32_t head = 0; head < shape.kv_heads; head += sets.kv_heads) {

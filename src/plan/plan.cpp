@@ -164,13 +164,10 @@ Status Plan::update(const attnfold_lengths* lengths) {
   if (l.batch > 0 && l.kv_indptr)
     std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
   num_kv_rows_ = l.num_kv_rows;
-  const PrefixSource prefixes{&lengths_,
-                              given_.page_size,
-                              prefix_use_ == ATTNFOLD_PREFIX_ALWAYS,
-                              l.num_prefix_groups,
-                              l.prefix_keys,
-                              l.prefix_indptr,
-                              l.prefix_requests};
+  const PrefixSource prefixes{
+      &lengths_,           given_.page_size, prefix_use_ == ATTNFOLD_PREFIX_ALWAYS,
+      l.num_prefix_groups, l.prefix_keys,    l.prefix_indptr,
+      l.prefix_requests};
   build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data(), prefixes},
                  num_workers_, cut_seed_, capacity_, &schedule_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;

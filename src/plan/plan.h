@@ -63,7 +63,7 @@ class Plan {
   std::unique_ptr<PrefixClass[]> prefix_classes_;
   std::unique_ptr<PrefixNode[]> prefix_nodes_;
   std::unique_ptr<int32_t[]> prefix_ints_;
-  std::vector<int32_t> group_of_;         // [max_batch] scratch of a check
+  std::vector<int32_t> group_of_;        // [max_batch] scratch of a check
   std::unique_ptr<int32_t[]> requests_;  // [members + max_batch]: of each member, and 0, 1, 2, ..
 };
 

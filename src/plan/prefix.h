@@ -1,11 +1,11 @@
-// Prefixes that several requests share: their leaves are planned once, as units whose rows come from
-// all of them.  Integer arithmetic on plain arrays, as the rest of the planner.
+// Prefixes that several requests share: their leaves are planned once, as units whose rows come
+// from all of them.  Integer arithmetic on plain arrays, as the rest of the planner.
 //
 // Requests whose page tables begin with the same pages form a tree: a node is a set of requests and
 // the number of keys that they share.  A node becomes a group if the bytes of k and v that it saves
-// exceed those of the states that it adds; its leaves are then those that its parents in the tree do
-// not hold already.  Only leaves that all rows of a request see whole are shared, from leaf 0 on, so
-// that no row of a shared unit is masked, and only requests of which two fit into one unit.
+// exceed those of the states that it adds; its leaves are then those that its parents in the tree
+// do not hold already.  Only leaves that all rows of a request see whole are shared, from leaf 0
+// on, so that no row of a shared unit is masked, and only requests of which two fit into one unit.
 //
 // A row's leaves are then with several units, and its states meet in the second pass.  Which leaves
 // are shared changes no bit: each state is one that a cut at the same place would leave behind.
@@ -15,10 +15,10 @@
 
 namespace attnfold {
 
-constexpr int32_t kPrefixLevels = 4;     // groups within groups
-constexpr int32_t kPrefixBatch = 4096;   // larger batches are not searched
-constexpr int32_t kPrefixTokens = 256;   // for whose states memory is reserved,
-constexpr int32_t kPrefixStates = 16;    // so many for each row
+constexpr int32_t kPrefixLevels = 4;    // groups within groups
+constexpr int32_t kPrefixBatch = 4096;  // larger batches are not searched
+constexpr int32_t kPrefixTokens = 256;  // for whose states memory is reserved,
+constexpr int32_t kPrefixStates = 16;   // so many for each row
 
 namespace planner {
 
@@ -223,7 +223,7 @@ class PrefixPlanner {
   }
 
   struct Gain {
-    int64_t bytes;         // saved less added
+    int64_t bytes;  // saved less added
     int64_t saved_bytes;
     int64_t state_floats;  // added
   };

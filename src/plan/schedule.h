@@ -2,11 +2,11 @@
 // device.
 //
 // A batch becomes units: a set of rows that share kv heads, with the range of leaves that some of
-// those rows see.  The rows are those of one request or, on leaves of a prefix that several requests
-// share, of several (plan/prefix.h).  Units laid end to end, each leaf at its unit's cost, form a
-// line; worker w takes the part between two cuts.  Where a row's leaves are with several items,
-// states are left behind, one for each span (below), which are folded afterwards in the canonical
-// order.
+// those rows see.  The rows are those of one request or, on leaves of a prefix that several
+// requests share, of several (plan/prefix.h).  Units laid end to end, each leaf at its unit's cost,
+// form a line; worker w takes the part between two cuts.  Where a row's leaves are with several
+// items, states are left behind, one for each span (below), which are folded afterwards in the
+// canonical order.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +90,8 @@ ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
 struct Item {
   int32_t unit, worker;
   int32_t leaf_begin, leaf_end;
-  int64_t state_offset;  // of its first state, in floats; -1 if the item has all of its rows' leaves
+  int64_t
+      state_offset;  // of its first state, in floats; -1 if the item has all of its rows' leaves
 };
 
 /** Rows of a unit that one task of the second pass finishes. */
@@ -134,8 +135,8 @@ struct PrefixScratch {
 
 struct Schedule {
   int32_t num_units, num_items, num_merged, num_workers;
-  Unit* units;   // shared units first
-  Item* items;   // by unit, then by leaf; workers never fall
+  Unit* units;  // shared units first
+  Item* items;  // by unit, then by leaf; workers never fall
   MergedUnit* merged;
   int32_t* worker_items;  // [num_workers + 1] offsets into items
   Member* members;

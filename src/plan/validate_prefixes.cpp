@@ -11,10 +11,8 @@ Status check_arrays(const attnfold_problem& p, const attnfold_lengths& l) {
   if (p.kv_storage == ATTNFOLD_KV_RAGGED)
     return invalid("num_prefix_groups", "0 (kv_storage is ragged)", l.num_prefix_groups);
   if (!l.prefix_keys) return invalid("prefix_keys", "[num_prefix_groups] keys", "NULL");
-  if (!l.prefix_indptr)
-    return invalid("prefix_indptr", "[num_prefix_groups + 1] offsets", "NULL");
-  if (l.prefix_indptr[0] != 0)
-    return invalid(indexed("prefix_indptr", 0), "0", l.prefix_indptr[0]);
+  if (!l.prefix_indptr) return invalid("prefix_indptr", "[num_prefix_groups + 1] offsets", "NULL");
+  if (l.prefix_indptr[0] != 0) return invalid(indexed("prefix_indptr", 0), "0", l.prefix_indptr[0]);
   for (int32_t g = 0; g < l.num_prefix_groups; ++g) {
     if (l.prefix_indptr[g + 1] < l.prefix_indptr[g]) {
       return invalid(indexed("prefix_indptr", g + 1),
@@ -24,10 +22,11 @@ Status check_arrays(const attnfold_problem& p, const attnfold_lengths& l) {
     }
     const int32_t least = g == 0 ? 0 : l.prefix_keys[g - 1];
     if (l.prefix_keys[g] < least) {
-      return invalid(indexed("prefix_keys", g),
-                     "at least " + (g == 0 ? "0" : indexed("prefix_keys", g - 1) + " (" +
-                                                       std::to_string(least) + ")"),
-                     l.prefix_keys[g]);
+      return invalid(
+          indexed("prefix_keys", g),
+          "at least " +
+              (g == 0 ? "0" : indexed("prefix_keys", g - 1) + " (" + std::to_string(least) + ")"),
+          l.prefix_keys[g]);
     }
   }
   if (!l.prefix_requests && l.prefix_indptr[l.num_prefix_groups] > 0)
@@ -38,8 +37,8 @@ Status check_arrays(const attnfold_problem& p, const attnfold_lengths& l) {
 /** Page ids of the keys that a run may read together are those of the group's first request. */
 Status check_pages(const attnfold_problem& p, const attnfold_lengths& l, int32_t g, int32_t first,
                    int32_t r, int32_t keys) {
-  const Lengths tables{l.batch,       l.qo_indptr,          l.kv_len,    l.block_table,
-                       l.block_table_stride, l.kv_indptr, l.kv_indices};
+  const Lengths tables{l.batch,     l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
+                       l.kv_indptr, l.kv_indices};
   const int64_t n = planner::divide_up(keys, p.page_size);
   const int32_t *a = pages_of(tables, first), *b = pages_of(tables, r);
   const int64_t equal = planner::num_equal(a, b, n);
@@ -96,8 +95,8 @@ Status validate_prefixes(const attnfold_problem& p, const UnitShape& shape, cons
       ATTNFOLD_RETURN_IF_ERROR(check_request(l, g, i, parent, group_of));
       group_of[r] = g;
       const int32_t qo_len = l.qo_indptr[r + 1] - l.qo_indptr[r];
-      const int32_t keys = std::min(l.prefix_keys[g],
-                                    planner::shareable_keys(shape, mask, qo_len, l.kv_len[r]));
+      const int32_t keys =
+          std::min(l.prefix_keys[g], planner::shareable_keys(shape, mask, qo_len, l.kv_len[r]));
       if (first < 0 && keys > 0) {
         first = r;
         first_keys = keys;

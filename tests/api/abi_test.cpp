@@ -39,17 +39,18 @@ TEST(Abi, ProblemKeepsItsLayout) {
 }
 
 TEST(Abi, ExecutionKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_execution), 48u);
+  EXPECT_EQ(sizeof(attnfold_execution), 56u);
   EXPECT_EQ(offsetof(attnfold_execution, num_threads), 8u);
   EXPECT_EQ(offsetof(attnfold_execution, num_workers), 12u);
   EXPECT_EQ(offsetof(attnfold_execution, cut_seed), 16u);
   EXPECT_EQ(offsetof(attnfold_execution, isa), 24u);
   EXPECT_EQ(offsetof(attnfold_execution, parallel_for), 32u);
   EXPECT_EQ(offsetof(attnfold_execution, parallel_user), 40u);
+  EXPECT_EQ(offsetof(attnfold_execution, prefix_use), 48u);
 }
 
 TEST(Abi, LengthsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_lengths), 72u);
+  EXPECT_EQ(sizeof(attnfold_lengths), 104u);
   EXPECT_EQ(offsetof(attnfold_lengths, batch), 8u);
   EXPECT_EQ(offsetof(attnfold_lengths, qo_indptr), 16u);
   EXPECT_EQ(offsetof(attnfold_lengths, kv_len), 24u);
@@ -58,6 +59,10 @@ TEST(Abi, LengthsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_lengths, kv_indptr), 48u);
   EXPECT_EQ(offsetof(attnfold_lengths, kv_indices), 56u);
   EXPECT_EQ(offsetof(attnfold_lengths, num_kv_rows), 64u);
+  EXPECT_EQ(offsetof(attnfold_lengths, num_prefix_groups), 72u);
+  EXPECT_EQ(offsetof(attnfold_lengths, prefix_keys), 80u);
+  EXPECT_EQ(offsetof(attnfold_lengths, prefix_indptr), 88u);
+  EXPECT_EQ(offsetof(attnfold_lengths, prefix_requests), 96u);
 }
 
 TEST(Abi, TensorsKeepTheirLayout) {
@@ -77,17 +82,22 @@ TEST(Abi, TensorsKeepTheirLayout) {
 }
 
 TEST(Abi, OutputStructsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_plan_report), 96u);
+  EXPECT_EQ(sizeof(attnfold_plan_report), 120u);
   EXPECT_EQ(offsetof(attnfold_plan_report, num_workers), 8u);
   EXPECT_EQ(offsetof(attnfold_plan_report, max_super_chunks), 32u);
   EXPECT_EQ(offsetof(attnfold_plan_report, num_leaves), 40u);
   EXPECT_EQ(offsetof(attnfold_plan_report, kv_bytes), 80u);
   EXPECT_EQ(offsetof(attnfold_plan_report, schedule_id), 88u);
-  EXPECT_EQ(sizeof(attnfold_plan_item), 56u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, num_prefix_groups), 96u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, num_shared_leaves), 104u);
+  EXPECT_EQ(offsetof(attnfold_plan_report, saved_kv_bytes), 112u);
+  EXPECT_EQ(sizeof(attnfold_plan_item), 64u);
   EXPECT_EQ(offsetof(attnfold_plan_item, worker), 8u);
   EXPECT_EQ(offsetof(attnfold_plan_item, leaf_end), 40u);
   EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_begin), 44u);
   EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_end), 48u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, num_requests), 52u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, requests), 56u);
   EXPECT_EQ(sizeof(attnfold_kernel_info), 64u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, name), 8u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, why_not), 56u);
@@ -141,6 +151,9 @@ TEST(Abi, EnumeratorsKeepTheirValues) {
   EXPECT_EQ(ATTNFOLD_HND, 1);
   EXPECT_EQ(ATTNFOLD_MASK_NONE, 0);
   EXPECT_EQ(ATTNFOLD_MASK_CAUSAL, 1);
+  EXPECT_EQ(ATTNFOLD_PREFIX_AUTO, 0);
+  EXPECT_EQ(ATTNFOLD_PREFIX_OFF, 1);
+  EXPECT_EQ(ATTNFOLD_PREFIX_ALWAYS, 2);
   EXPECT_EQ(ATTNFOLD_LOG_E, 0);
   EXPECT_EQ(ATTNFOLD_LOG_2, 1);
   EXPECT_EQ(ATTNFOLD_ROWS_HEADS, 0);
@@ -180,8 +193,10 @@ TEST(Abi, InitialisersSetTheSizeAndTheDocumentedDefaults) {
   const attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   EXPECT_EQ(execution.struct_size, sizeof(execution));
   EXPECT_EQ(execution.isa, nullptr);
+  EXPECT_EQ(execution.prefix_use, ATTNFOLD_PREFIX_AUTO);
   const attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
   EXPECT_EQ(lengths.struct_size, sizeof(lengths));
+  EXPECT_EQ(lengths.num_prefix_groups, 0);
   const attnfold_tensors tensors = ATTNFOLD_TENSORS_INIT;
   EXPECT_EQ(tensors.struct_size, sizeof(tensors));
   EXPECT_EQ(tensors.lse_stride_head, 0);

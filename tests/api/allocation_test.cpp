@@ -54,6 +54,46 @@ TEST(Allocation, RunAllocatesNothingAlsoWhereUnitsAreCut) {
   EXPECT_EQ(after - before, 0);
 }
 
+/** Requests 1.. get the first pages of request 0. */
+void share_pages(SmallCall& call, int32_t pages) {
+  const auto stride = call.lengths.block_table_stride;
+  for (int32_t r = 1; r < call.lengths.batch; ++r) {
+    for (int32_t i = 0; i < pages; ++i) {
+      call.block_table[static_cast<size_t>(r * stride + i)] =
+          call.block_table[static_cast<size_t>(i)];
+    }
+  }
+}
+
+TEST(Allocation, SharedPrefixesAllocateNothing) {
+  SmallCall call({{1, 5000}, {2, 4700}, {1, 4090}, {1, 300}});
+  share_pages(call, 18);
+  attnfold_execution e = execution(4, 7);
+  e.parallel_for = one_after_the_other;
+  e.prefix_use = ATTNFOLD_PREFIX_ALWAYS;
+  const PlanPtr plan = make_plan(call, e);
+  std::vector<char> workspace(attnfold_plan_workspace_bytes(plan.get()));
+  const int32_t keys[] = {200, 288}, indptr[] = {0, 4, 6}, requests[] = {0, 1, 2, 3, 2, 0};
+  for (const int32_t num_groups : {0, 2}) {
+    call.lengths.num_prefix_groups = num_groups;
+    call.lengths.prefix_keys = keys;
+    call.lengths.prefix_indptr = indptr;
+    call.lengths.prefix_requests = requests;
+    const long before = g_num_allocations;
+    const attnfold_status updated = attnfold_plan_update(plan.get(), &call.lengths, nullptr);
+    const attnfold_status ran =
+        attnfold_plan_run(plan.get(), &call.tensors, workspace.data(), workspace.size(), nullptr);
+    const long after = g_num_allocations;
+    EXPECT_EQ(updated, ATTNFOLD_OK) << attnfold_last_error();
+    EXPECT_EQ(ran, ATTNFOLD_OK);
+    EXPECT_EQ(after - before, 0);
+    attnfold_plan_report report{};
+    report.struct_size = sizeof(report);
+    ASSERT_EQ(attnfold_plan_get_report(plan.get(), &report), ATTNFOLD_OK);
+    EXPECT_GT(report.num_prefix_groups, 0);
+  }
+}
+
 TEST(Allocation, UpdateAllocatesNothing) {
   SmallCall call;
   const PlanPtr plan = make_plan(call, execution(2, 3));

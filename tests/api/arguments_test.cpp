@@ -98,6 +98,8 @@ TEST(CreateArguments, EveryBadFieldOfTheExecutionIsNamed) {
       {"isa", [](E& e) { e.isa = "sse9"; }},
       {"isa", [](E& e) { e.isa = "AVX2"; }},
       {"isa", [](E& e) { e.isa = "avx2 "; }},
+      {"prefix_use", [](E& e) { e.prefix_use = static_cast<attnfold_prefix_use>(3); }},
+      {"prefix_use", [](E& e) { e.prefix_use = static_cast<attnfold_prefix_use>(-1); }},
   };
   for (const auto& [argument, make] : faults) {
     SmallCall call;

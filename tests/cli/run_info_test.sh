@@ -6,6 +6,10 @@ good=$data/mixed_layer29.safetensors
 expect 0 'num_units' run "$good" --repeat 2
 expect 0 '"kernel": "cpu_scalar/' run "$good" --repeat 1 --isa scalar --json
 expect 0 '"num_workers": 5' run "$good" --repeat 1 --workers 5 --json
+shared=$data/shared_prefix_layer10.safetensors
+expect 0 'num_prefix_groups +1 \(8 leaves read once\)' run "$shared" --repeat 1
+expect 0 '"num_prefix_groups": 0' run "$shared" --repeat 1 --prefixes off --json
+expect 2 'prefixes' run "$shared" --prefixes sometimes
 expect 2 'missing' run "$work/missing"
 expect 2 '.' run "$work"
 head -c 1000 "$good" >"$work/short"
@@ -17,6 +21,13 @@ expect 2 '.' run "$good" --repeat 1 --out "$work/no/such/folder/o.safetensors"
 expect 0 'written' run "$good" --repeat 1 --workers 1 --out "$work/one.safetensors"
 expect 0 'written' run "$good" --repeat 1 --workers 7 --out "$work/seven.safetensors"
 cmp "$work/one.safetensors" "$work/seven.safetensors" || fail "1 and 7 workers wrote different files"
+
+
+# Nor can shared prefixes.
+for use in auto off always; do
+  expect 0 'written' run "$shared" --repeat 1 --workers 3 --prefixes $use --out "$work/$use.safetensors"
+  cmp "$work/auto.safetensors" "$work/$use.safetensors" || fail "--prefixes $use wrote another file"
+done
 
 expect 0 'numerics id' info
 expect 0 '"kernels"' info --json

@@ -29,7 +29,8 @@ int32_t compare(const Call& call, const cases::Context& x, Answer* first, const 
   EXPECT_EQ(cases::run(call, sharing(ATTNFOLD_PREFIX_OFF, x), *first), "") << what;
   EXPECT_EQ(first->report.num_prefix_groups, 0);
   for (int32_t workers = 1; workers <= 8; ++workers) {
-    const attnfold_prefix_use use = workers % 3 == 0 ? ATTNFOLD_PREFIX_AUTO : ATTNFOLD_PREFIX_ALWAYS;
+    const attnfold_prefix_use use =
+        workers % 3 == 0 ? ATTNFOLD_PREFIX_AUTO : ATTNFOLD_PREFIX_ALWAYS;
     const uint64_t cut_seed = workers % 2 ? x.seed + static_cast<uint64_t>(workers) : 0;
     Answer answer;
     EXPECT_EQ(cases::run(call, sharing(use, x, workers, cut_seed), answer), "") << what;
@@ -72,8 +73,8 @@ TEST_P(PrefixRandom, SameBytesAsWithout) {
     const Call one = select_requests(call, {r});
     Answer alone;
     ATTNFOLD_ASSERT_HOLDS(cases::run(one, cases::execution(x), alone));
-    ATTNFOLD_ASSERT_HOLDS(cases::same_rows(one, alone, 0, first, call.qo_indptr[r], one.num_rows(),
-                                           "alone"))
+    ATTNFOLD_ASSERT_HOLDS(
+        cases::same_rows(one, alone, 0, first, call.qo_indptr[r], one.num_rows(), "alone"))
         << "seed " << seed;
   }
 }
@@ -84,9 +85,9 @@ INSTANTIATE_TEST_SUITE_P(Seeds, PrefixRandom, ::testing::Range(0, 32));
  * super-chunks; with nothing, little and much behind it. */
 TEST(Prefix, AnyLength) {
   const cases::Context x = test::context();
-  for (const int32_t prefix : {1, kLeaf - 1, kLeaf, kLeaf + 1, 300, 5 * kLeaf, kSuperChunkKeys - 1,
-                               kSuperChunkKeys, kSuperChunkKeys + 1, kSuperChunkKeys + 3 * kLeaf,
-                               2 * kSuperChunkKeys + 200}) {
+  for (const int32_t prefix :
+       {1, kLeaf - 1, kLeaf, kLeaf + 1, 300, 5 * kLeaf, kSuperChunkKeys - 1, kSuperChunkKeys,
+        kSuperChunkKeys + 1, kSuperChunkKeys + 3 * kLeaf, 2 * kSuperChunkKeys + 200}) {
     for (const int32_t page_size : {1, 16, 100}) {
       const int32_t n = prefix;
       Call call = generate(
@@ -106,10 +107,9 @@ TEST(Prefix, AnyLength) {
 TEST(Prefix, ThreeLevels) {
   const cases::Context x = test::context();
   for (const bool csr : {false, true}) {
-    Spec spec = cases::make_spec({8, 2, 24, 16}, DType::f32, 16, kCausal,
-                                 {1, 1, 2, 1, 1, 0, 1, 5, 1, 1, 1, 1},
-                                 {2600, 2550, 3500, 2500, 2700, 2600, 2333, 2800, 1900, 90, 2222,
-                                  2500});
+    Spec spec = cases::make_spec(
+        {8, 2, 24, 16}, DType::f32, 16, kCausal, {1, 1, 2, 1, 1, 0, 1, 5, 1, 1, 1, 1},
+        {2600, 2550, 3500, 2500, 2700, 2600, 2333, 2800, 1900, 90, 2222, 2500});
     spec.csr = csr;
     Call call = generate(spec, x.seed);
     for (int32_t r = 1; r < 9; ++r) share_prefix(&call, 0, r, 1000);
@@ -176,13 +176,12 @@ TEST(Prefix, ManyRequestsAndGroups) {
 /** NaN in a key that all share reaches all; NaN in one that none sees reaches none. */
 TEST(Prefix, NaNInSharedPages) {
   const cases::Context x = test::context();
-  Call call = generate(cases::make_spec({4, 2, 16, 16}, DType::f32, 16, kCausal, {1, 1, 1},
-                                        {400, 500, 600}),
-                       x.seed);
+  Call call = generate(
+      cases::make_spec({4, 2, 16, 16}, DType::f32, 16, kCausal, {1, 1, 1}, {400, 500, 600}),
+      x.seed);
   for (int32_t r = 1; r < call.batch; ++r) share_prefix(&call, 0, r, 390);
   const Call poisoned = cases::deep_copy(call);
-  const int64_t at =
-      poisoned.kv_element_offset(1, 200, poisoned.v_strides, poisoned.v_offset);
+  const int64_t at = poisoned.kv_element_offset(1, 200, poisoned.v_strides, poisoned.v_offset);
   store_f32(poisoned.v->data(), DType::f32, at + 3, cases::kNaN);
   Answer first;
   EXPECT_GT(compare(poisoned, x, &first, "NaN"), 0);

@@ -219,18 +219,19 @@ int64_t decode_kv_bytes(const Step& step) {
 
 TEST(PlanProperty, DecodesReadTheCacheOncePerKvHeadWhateverTheGroup) {
   EXPECT_TRUE(
-      rc::check("kv_bytes of decodes is the keys seen, times kv heads, but for what prefixes save", [](const Step& given) {
-        Step step = given;
-        std::fill(step.qo_len.begin(), step.qo_len.end(), 1);
-        const int64_t want = decode_kv_bytes(step);
-        for (int32_t group : {1, 3, 4, 16}) {
-          step.problem.qo_heads = step.problem.kv_heads * group;
-          const PlanPointer plan = create(step);
-          update(plan.get(), step);
-          const attnfold_plan_report report = report_of(plan.get());
-          RC_ASSERT(report.kv_bytes + report.saved_kv_bytes == want);
-        }
-      }));
+      rc::check("kv_bytes of decodes is the keys seen, times kv heads, but for what prefixes save",
+                [](const Step& given) {
+                  Step step = given;
+                  std::fill(step.qo_len.begin(), step.qo_len.end(), 1);
+                  const int64_t want = decode_kv_bytes(step);
+                  for (int32_t group : {1, 3, 4, 16}) {
+                    step.problem.qo_heads = step.problem.kv_heads * group;
+                    const PlanPointer plan = create(step);
+                    update(plan.get(), step);
+                    const attnfold_plan_report report = report_of(plan.get());
+                    RC_ASSERT(report.kv_bytes + report.saved_kv_bytes == want);
+                  }
+                }));
 }
 
 TEST(PlanProperty, AWindowBoundsWhatIsRead) {

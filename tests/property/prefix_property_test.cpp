@@ -23,8 +23,8 @@ void give_own_pages(Step& step) {
 
 /** Request `to` gets the first `keys` keys of request `from`, in whole pages. */
 void share(Step& step, int32_t from, int32_t to, int32_t keys) {
-  std::copy_n(step.tables.begin() + from * step.stride, std::min(keys / step.page_size, step.stride),
-              step.tables.begin() + to * step.stride);
+  std::copy_n(step.tables.begin() + from * step.stride,
+              std::min(keys / step.page_size, step.stride), step.tables.begin() + to * step.stride);
 }
 
 /** `batch` decodes on one prefix, with `own` keys each behind it. */
@@ -161,8 +161,8 @@ TEST(PrefixProperty, LevelsOfPrefixes) {
 /** What states of a prefix cost if `leaves` leaves are shared and 2 follow: written and read. */
 int64_t added_bytes(const Step& step, int64_t leaves, int64_t head_dim) {
   const int64_t states = (leaves >= kSuperChunk ? 1 : 0) + (leaves % kSuperChunk != 0 ? 3 : 1);
-  const int64_t rows = std::accumulate(step.qo_len.begin(), step.qo_len.end(), int64_t{0}) *
-                       step.problem.qo_heads;
+  const int64_t rows =
+      std::accumulate(step.qo_len.begin(), step.qo_len.end(), int64_t{0}) * step.problem.qo_heads;
   return 2 * states * rows * (head_dim + 2) * 4;
 }
 
