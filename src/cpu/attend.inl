@@ -60,7 +60,7 @@ struct UnitWork {
   typename S::Q* q = nullptr;       // [rows, q_stride]
   float* s = nullptr;               // [rows, kLeaf]: scores, then p
   States leaf{}, chunk{}, total{};  // [rows]
-  TokenRow* tokens = nullptr;       // [num_qo], those of a shared unit member by member
+  TokenRow* tokens = nullptr;       // [num_qo], those of a prefix unit member by member
   LeafKeys* seen = nullptr;         // [num_qo] keys that the token sees of the leaf at hand
   LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
 };
@@ -447,7 +447,7 @@ ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, 
   }
 }
 
-/** Rows [begin, end) of a unit, of one kv head if its request has leaves in shared units: the
+/** Rows [begin, end) of a unit, of one kv head if its request has leaves in prefix units: the
  * states of all their spans, folded in the canonical order. */
 template <DType T>
 void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
@@ -471,7 +471,7 @@ void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
 }
 
 template <DType T>
-void merge_unit(const RunArgs& args, const MergeTask& task) {
+void merge_shared(const RunArgs& args, const MergeTask& task) {
   const Unit& unit = args.schedule->units[task.unit];
   if (unit.member < 0) return merge_rows<T>(args, unit, task.row_begin, task.row_end);
   const int head_rows = unit.num_qo * args.problem->group_size;

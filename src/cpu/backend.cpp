@@ -82,23 +82,23 @@ void run_items(void* context, int32_t i) {
   call->row->run_worker(*call->args, call->first_worker + i);
 }
 
-/** Task `task` of the second pass: some rows of the last merged unit that begins at or before it.
+/** Task `task` of the second pass: some rows of the last shared unit that begins at or before it.
  */
 void run_merge(void* context, int32_t task) {
   const Call* call = static_cast<const Call*>(context);
   const Schedule& s = *call->args->schedule;
-  int32_t low = 0, high = s.num_merged - 1;
+  int32_t low = 0, high = s.num_shared - 1;
   while (low < high) {
     const int32_t middle = (low + high + 1) / 2;
-    if (s.merged[middle].task_begin <= task) {
+    if (s.shared[middle].task_begin <= task) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  const int32_t unit = s.merged[low].unit;
+  const int32_t unit = s.shared[low].unit;
   const int32_t rows = unit_rows(*call->args->shape, s.units[unit]);
-  const int32_t begin = (task - s.merged[low].task_begin) * kMergeRows;
+  const int32_t begin = (task - s.shared[low].task_begin) * kMergeRows;
   const int32_t end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
   call->row->merge(*call->args, {unit, begin, end});
 }

@@ -7,7 +7,7 @@
 namespace attnfold {
 namespace planner {
 
-/** Appends the units of one request, but for the leaves that shared units hold. */
+/** Appends the units of one request, but for the leaves that prefix units hold. */
 ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask, int32_t request,
                                         int32_t qo_len, int32_t kv_len, const RequestPrefix& prefix,
                                         Schedule* s) {
@@ -142,7 +142,7 @@ ATTNFOLD_HD_LARGE inline void place_states(const UnitShape& shape, int32_t unit_
   unit.num_items = s->num_items - unit.item_begin;
   s->state_floats += floats;
   if (unit.num_members > 0 || s->items[unit.item_begin].state_offset < 0) return;
-  s->merged[s->num_merged++] = {unit_index, s->num_merge_tasks};
+  s->shared[s->num_shared++] = {unit_index, s->num_merge_tasks};
   s->num_merge_tasks += static_cast<int32_t>(divide_up(unit_rows(shape, unit), kMergeRows));
 }
 
@@ -174,7 +174,7 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
   // without tokens has none.
   const int64_t requests = max_batch < max_qo_rows ? max_batch : max_qo_rows;
   c.units = (requests + max_qo_rows / tokens) * shape.kv_heads;
-  c.merged = num_workers;
+  c.shared = num_workers;
   const int64_t leaves = planner::divide_up(max_kv_len, kLeaf);
   const int64_t shared_tokens = planner::most_shared_tokens(shape);
   if (may_share && requests > 1 && shared_tokens > 0) {
@@ -182,7 +182,7 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
     for (c.prefix_slots = 1; c.prefix_slots < 2 * c.requests;) c.prefix_slots *= 2;
     c.members = c.requests * kPrefixLevels;
     c.units += c.members * shape.kv_heads;
-    c.merged += c.requests * shape.kv_heads;
+    c.shared += c.requests * shape.kv_heads;
     const int64_t most = clamp_to(c.requests * shared_tokens, 0, kPrefixTokens);
     const int64_t states = leaves < kPrefixStates ? leaves : kPrefixStates;
     c.prefix_floats = (max_qo_rows < most ? max_qo_rows : most) * shape.kv_heads *
@@ -208,15 +208,15 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
  */
 ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask,
                                              const BatchLengths& lengths, int32_t num_workers,
-                                             uint64_t cut_seed, const ScheduleCapacity& capacity,
+                                             uint64_t cut_seed, int64_t state_floats_capacity,
                                              Schedule* s) {
-  s->num_units = s->num_items = s->num_merged = s->num_merge_tasks = 0;
+  s->num_units = s->num_items = s->num_shared = s->num_merge_tasks = 0;
   s->num_members = s->num_prefix_groups = 0;
   s->num_workers = num_workers;
   s->num_shared_leaves = s->saved_bytes = s->whole_floats = 0;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
-  const bool may_share = lengths.prefixes.tables && lengths.batch <= capacity.requests;
-  if (may_share) planner::PrefixPlanner(shape, lengths, capacity, s).plan(mask);
+  const bool may_share = lengths.batch <= lengths.prefixes.max_batch;
+  if (may_share) planner::PrefixPlanner(shape, lengths, s).plan(mask);
   for (int32_t r = 0; r < lengths.batch; ++r) {
     const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
     const RequestPrefix prefix = may_share ? s->prefix.requests[r] : RequestPrefix{0, 0, -1, -1, 0};
@@ -245,7 +245,7 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
       s->items[s->num_items++] = {u, worker, at, unit.leaf_end, -1};
     }
     whole_left -= planner::whole_floats(shape, unit);
-    planner::place_states(shape, u, capacity.state_floats - s->state_floats - whole_left, s);
+    planner::place_states(shape, u, state_floats_capacity - s->state_floats - whole_left, s);
     start = end;
   }
   planner::count_worker_items(s);

@@ -122,7 +122,7 @@ Status Plan::reserve() {
   };
   const int64_t requests = capacity_.requests;
   if (!have(&units_, capacity_.units) || !have(&items_, capacity_.items) ||
-      !have(&merged_, capacity_.merged) || !have(&members_, capacity_.members) ||
+      !have(&shared_, capacity_.shared) || !have(&members_, capacity_.members) ||
       !have(&prefix_requests_, requests) || !have(&prefix_classes_, requests) ||
       !have(&prefix_nodes_, requests) ||
       !have(&prefix_ints_, 3 * requests + capacity_.prefix_slots) ||
@@ -136,7 +136,7 @@ Status Plan::reserve() {
   schedule_.items = items_.get();
   for (int32_t r = 0; r < given_.max_batch; ++r) requests_[capacity_.members + r] = r;
   group_of_.resize(static_cast<size_t>(given_.max_batch));
-  schedule_.merged = merged_.get();
+  schedule_.shared = shared_.get();
   schedule_.members = members_.get();
   schedule_.worker_items = worker_items_.data();
   int32_t* const ints = prefix_ints_.get();
@@ -164,12 +164,18 @@ Status Plan::update(const attnfold_lengths* lengths) {
   if (l.batch > 0 && l.kv_indptr)
     std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
   num_kv_rows_ = l.num_kv_rows;
-  const PrefixSource prefixes{
-      &lengths_,           given_.page_size, prefix_use_ == ATTNFOLD_PREFIX_ALWAYS,
-      l.num_prefix_groups, l.prefix_keys,    l.prefix_indptr,
-      l.prefix_requests};
+  PrefixSource prefixes;
+  prefixes.max_batch = static_cast<int32_t>(capacity_.requests);
+  prefixes.max_state_floats = capacity_.prefix_floats;
+  prefixes.tables = &lengths_;
+  prefixes.page_size = given_.page_size;
+  prefixes.always = prefix_use_ == ATTNFOLD_PREFIX_ALWAYS;
+  prefixes.num_groups = l.num_prefix_groups;
+  prefixes.keys = l.prefix_keys;
+  prefixes.indptr = l.prefix_indptr;
+  prefixes.requests = l.prefix_requests;
   build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data(), prefixes},
-                 num_workers_, cut_seed_, capacity_, &schedule_);
+                 num_workers_, cut_seed_, capacity_.state_floats, &schedule_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};

@@ -55,7 +55,7 @@ class Plan {
   std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
   std::unique_ptr<Unit[]> units_;  // uninitialised: large maxima cost address space, not memory
   std::unique_ptr<Item[]> items_;
-  std::unique_ptr<MergedUnit[]> merged_;
+  std::unique_ptr<SharedUnit[]> shared_;
   std::unique_ptr<Member[]> members_;
   std::vector<int32_t> worker_items_;
   // Of the search for shared prefixes.

@@ -5,7 +5,7 @@
 // the number of keys that they share.  A node becomes a group if the bytes of k and v that it saves
 // exceed those of the states that it adds; its leaves are then those that its parents in the tree
 // do not hold already.  Only leaves that all rows of a request see whole are shared, from leaf 0
-// on, so that no row of a shared unit is masked, and only requests of which two fit into one unit.
+// on, so that no row of a prefix unit is masked, and only requests of which two fit into one unit.
 //
 // A row's leaves are then with several units, and its states meet in the second pass.  Which leaves
 // are shared changes no bit: each state is one that a cut at the same place would leave behind.
@@ -85,9 +85,8 @@ ATTNFOLD_HD_LARGE inline int64_t num_equal(const int32_t* a, const int32_t* b, i
 /** Finds the groups of one batch and makes their units. */
 class PrefixPlanner {
  public:
-  ATTNFOLD_HD_LARGE PrefixPlanner(const UnitShape& shape, const BatchLengths& lengths,
-                                  const ScheduleCapacity& capacity, Schedule* s)
-      : shape_(shape), lengths_(lengths), capacity_(capacity), s_(s), x_(s->prefix) {}
+  ATTNFOLD_HD_LARGE PrefixPlanner(const UnitShape& shape, const BatchLengths& lengths, Schedule* s)
+      : shape_(shape), lengths_(lengths), s_(s), x_(s->prefix) {}
 
   ATTNFOLD_HD_LARGE void plan(const Mask& mask) {
     int32_t n = 0;
@@ -257,7 +256,7 @@ class PrefixPlanner {
     for (const int32_t end : ends) {
       if (end <= leaf_begin) continue;
       const Gain g = gain(begin, n, leaf_begin, end);
-      if (s_->whole_floats + g.state_floats > capacity_.prefix_floats) continue;
+      if (s_->whole_floats + g.state_floats > lengths_.prefixes.max_state_floats) continue;
       if (g.bytes <= best.bytes && !(lengths_.prefixes.always && best_end == leaf_begin)) continue;
       best = g;
       best_end = end;
@@ -312,7 +311,6 @@ class PrefixPlanner {
 
   const UnitShape& shape_;
   const BatchLengths& lengths_;
-  const ScheduleCapacity& capacity_;
   Schedule* s_;
   const PrefixScratch x_;
   int32_t num_nodes_ = 0, num_classes_ = 0;

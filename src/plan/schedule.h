@@ -26,7 +26,7 @@ struct UnitShape {
   int32_t max_rows;          // rows of a unit, as long as the group allows it
   int32_t read_cost;         // of one leaf of one kv head, in units of one row's arithmetic on it
   int32_t state_row_floats;  // floats of one row of a state
-  int64_t leaf_bytes;        // of k and v of one leaf of one kv head
+  int64_t leaf_bytes = 0;    // of k and v of one leaf of one kv head
 };
 
 /** Rows of the largest unit. */
@@ -36,22 +36,22 @@ ATTNFOLD_HD inline int32_t max_unit_rows(const UnitShape& s) {
 }
 
 struct Unit {
-  int32_t request;           // whose page table is read; of a shared unit the first member's
-  int32_t qo_begin, num_qo;  // tokens, within the request; of a shared unit those of all members
+  int32_t request;           // whose page table is read; of a prefix unit the first member's
+  int32_t qo_begin, num_qo;  // tokens, within the request; of a prefix unit those of all members
   int32_t kv_head_begin, num_kv_heads;
   int32_t sink_keys;  // keys [0, sink_keys) and [key_begin, key_end): those that some row sees
   int32_t key_begin, key_end;
   int32_t sink_leaves;  // leaves that hold the first kind, if apart from the others; else 0
   int32_t leaf_begin, leaf_end;  // leaves that hold the second; none if begin == end
   int64_t leaf_cost;
-  int32_t starts_inside;  // 1: leaves before leaf_begin are with shared units
+  int32_t starts_inside;  // 1: leaves before leaf_begin are with prefix units
   int32_t ends_inside;    // 1: the rows go on in other units
-  int32_t member;         // of a shared unit: its first member; else the request's first, or -1
-  int32_t num_members;    // 0: not a shared unit
+  int32_t member;         // of a prefix unit: its first member; else the request's first, or -1
+  int32_t num_members;    // 0: not a prefix unit
   int32_t item_begin, num_items;
 };
 
-/** The tokens of one request, all of them, within the shared units that hold the same leaves: one
+/** The tokens of one request, all of them, within the prefix units that hold the same leaves: one
  * unit for each block of kv heads, one after the other. */
 struct Member {
   int32_t request;
@@ -97,16 +97,17 @@ struct Item {
 /** Rows of a unit that one task of the second pass finishes. */
 constexpr int32_t kMergeRows = 32;
 
-/** A unit of one request whose rows' states the second pass folds. */
-struct MergedUnit {
+/** A unit of one request whose rows' leaves are with several items: the second pass folds their
+ * states. */
+struct SharedUnit {
   int32_t unit;
-  int32_t task_begin;  // tasks of the merged units before
+  int32_t task_begin;  // tasks of those before it
 };
 
 /** What the planner keeps of one request while it looks for shared prefixes. */
 struct RequestPrefix {
   int32_t limit;        // keys from 0 on, in whole leaves, that all rows see; 0: nothing to share
-  int32_t leaf_end;     // leaves [0, leaf_end) are with shared units
+  int32_t leaf_end;     // leaves [0, leaf_end) are with prefix units
   int32_t first, last;  // its members there, or -1
   int32_t levels;       // how many
 };
@@ -134,10 +135,10 @@ struct PrefixScratch {
 };
 
 struct Schedule {
-  int32_t num_units, num_items, num_merged, num_workers;
-  Unit* units;  // shared units first
+  int32_t num_units, num_items, num_shared, num_workers;
+  Unit* units;  // prefix units first
   Item* items;  // by unit, then by leaf; workers never fall
-  MergedUnit* merged;
+  SharedUnit* shared;
   int32_t* worker_items;  // [num_workers + 1] offsets into items
   Member* members;
   PrefixScratch prefix;
@@ -145,7 +146,7 @@ struct Schedule {
   int32_t num_members;
   int32_t num_prefix_groups;
   int64_t num_shared_leaves;  // of all groups
-  int64_t saved_bytes;        // of k and v, that shared units need not read
+  int64_t saved_bytes;        // of k and v, that prefix units need not read
   int64_t whole_floats;       // of states that prefixes cost before anything is cut
   int64_t state_floats;
   int64_t total_cost, max_worker_cost, max_leaf_cost;
@@ -153,22 +154,24 @@ struct Schedule {
 
 /** Bounds on what any batch within the maxima needs (plan/build_schedule.h). */
 struct ScheduleCapacity {
-  int64_t units, items, merged;
+  int64_t units, items, shared;
   int64_t requests, prefix_slots, members;  // 0 where nothing can be shared
   int64_t prefix_floats;                    // of states for prefixes, cuts apart
   int64_t state_floats;                     // of all states
 };
 
-/** Where shared prefixes come from. */
+/** Where shared prefixes come from, and what they may take. */
 struct PrefixSource {
-  const Lengths* tables;  // null: nothing is shared
-  int32_t page_size;
-  int32_t always;  // 1: also where it does not pay
+  int32_t max_batch = 0;         // larger batches share nothing: ScheduleCapacity::requests
+  int64_t max_state_floats = 0;  // ScheduleCapacity::prefix_floats
+  const Lengths* tables = nullptr;
+  int32_t page_size = 0;
+  int32_t always = 0;  // 1: also where it does not pay
   // Groups that the caller names, checked, fewer keys first; none: the tables are searched.
-  int32_t num_groups;
-  const int32_t* keys;      // [num_groups]
-  const int32_t* indptr;    // [num_groups + 1] offsets into requests
-  const int32_t* requests;  // [indptr[num_groups]]
+  int32_t num_groups = 0;
+  const int32_t* keys = nullptr;      // [num_groups]
+  const int32_t* indptr = nullptr;    // [num_groups + 1] offsets into requests
+  const int32_t* requests = nullptr;  // [indptr[num_groups]]
 };
 
 /** What a batch looks like to the planner. */
@@ -176,7 +179,7 @@ struct BatchLengths {
   int32_t batch;
   const int32_t* qo_indptr;  // [batch + 1]
   const int32_t* kv_len;     // [batch]
-  PrefixSource prefixes;
+  PrefixSource prefixes{};
 };
 
 /** A stretch of leaves that leaves one state behind. */

@@ -25,7 +25,7 @@ ATTNFOLD_HD inline float use_core(const Lengths& lengths, const Mask& mask, cons
 /** The planner, as a device would run it: on one thread. */
 __global__ void plan_kernel(UnitShape shape, Mask mask, BatchLengths lengths, int32_t num_workers, Schedule* schedule) {
   const ScheduleCapacity capacity = schedule_capacity(shape, lengths.batch, 64, 4096, num_workers, 1);
-  build_schedule(shape, mask, lengths, num_workers, 0, capacity, schedule);
+  build_schedule(shape, mask, lengths, num_workers, 0, capacity.state_floats, schedule);
 }
 
 /** New rows into a pool, a token for each thread. */

@@ -50,7 +50,7 @@ struct DotScores {
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
       {"cpu_avx512_bf16/bf16_bf16", "avx512_bf16", "bf16", DType::bf16, true, "cpu-dpbf16-1/bf16",
-       run_worker<DType::bf16, DotScores>, merge_unit<DType::bf16>},
+       run_worker<DType::bf16, DotScores>, merge_shared<DType::bf16>},
   };
   return {kRows, 1};
 }

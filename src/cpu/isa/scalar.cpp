@@ -18,11 +18,11 @@ namespace {
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
       {"cpu_scalar/bf16", "scalar", "f32 f16 bf16", DType::bf16, false, "cpu-fma-1/bf16",
-       run_worker<DType::bf16, FmaScores<DType::bf16>>, merge_unit<DType::bf16>},
+       run_worker<DType::bf16, FmaScores<DType::bf16>>, merge_shared<DType::bf16>},
       {"cpu_scalar/f16", "scalar", "f32 f16 bf16", DType::f16, false, "cpu-fma-1/f16",
-       run_worker<DType::f16, FmaScores<DType::f16>>, merge_unit<DType::f16>},
+       run_worker<DType::f16, FmaScores<DType::f16>>, merge_shared<DType::f16>},
       {"cpu_scalar/f32", "scalar", "f32 f16 bf16", DType::f32, false, "cpu-fma-1/f32",
-       run_worker<DType::f32, FmaScores<DType::f32>>, merge_unit<DType::f32>},
+       run_worker<DType::f32, FmaScores<DType::f32>>, merge_shared<DType::f32>},
   };
   return {kRows, 3};
 }
