@@ -1,8 +1,9 @@
 #include "engine.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "core/mask.h"
+#include "core/problem.h"
 
 namespace attnfold::tools {
 namespace {
@@ -61,12 +62,22 @@ int64_t visible_pairs(const check::Call& call) {
   const Mask mask{p.mask == ATTNFOLD_MASK_CAUSAL, p.window_left, p.window_right, p.attention_chunk,
                   p.sink_tokens};
   int64_t pairs = 0;
-  for (int32_t r = 0; r < call.batch; ++r) {
-    const size_t request = static_cast<size_t>(r);
-    const int32_t qo_len = call.qo_indptr[request + 1] - call.qo_indptr[request];
-    for (int32_t i = 0; i < qo_len; ++i) {
-      const VisibleKeys keys = visible_keys(mask, qo_len, call.kv_len[request], i);
-      pairs += int64_t{keys.sink} + keys.end - keys.begin;
+  for (size_t r = 0; r < static_cast<size_t>(call.batch); ++r) {
+    RequestShape shape{call.qo_indptr[r + 1] - call.qo_indptr[r], call.kv_len[r]};
+    if (!call.visible_prefix.empty()) shape.visible_prefix = call.visible_prefix[r];
+    if (!call.mask_width.empty()) shape.mask_width = call.mask_width[r];
+    const int32_t tail = shape.kv_len - shape.mask_width;
+    for (int32_t i = 0; i < shape.qo_len; ++i) {
+      const VisibleKeys keys = visible_keys(mask, shape, i);
+      pairs += std::min(keys.sink, tail) + std::min(keys.end, tail) - std::min(keys.begin, tail);
+    }
+    if (shape.mask_width == 0) continue;
+    const size_t first = static_cast<size_t>(call.mask_indptr[r]);
+    const int64_t row_bytes = mask_row_bytes(shape.mask_width);
+    for (int64_t i = 0; i < shape.qo_len; ++i) {
+      for (int32_t b = 0; b < shape.mask_width; ++b) {
+        pairs += call.mask_bits[first + static_cast<size_t>(i * row_bytes + b / 8)] >> (b % 8) & 1;
+      }
     }
   }
   return pairs;

@@ -177,7 +177,19 @@ typedef struct attnfold_execution {
  * prefix_requests[prefix_indptr[g] .. prefix_indptr[g+1]) have the same first prefix_keys[g] keys in the same pages.  Two
  * groups are disjoint, or one holds the other and comes first, with fewer keys or as many.  Groups are checked.
  *
- * The page tables are not copied: they must stay as they are until the next update or destroy.  The other arrays are copied.
+ * The page tables and mask_bits are not copied: they must stay as they are until the next update or destroy.  The other
+ * arrays are copied.
+ *
+ * visible_prefix   Keys 0..visible_prefix[r]-1 are seen by every query of request r, also by those before them, whatever
+ *                  causal, the windows and chunks say (a prefix LM; an image read in both directions).  At most kv_len[r]:
+ *                  a prefill may not be cut inside the prefix, whose queries would miss the rest of it.
+ * mask_width       Of the last mask_width[r] keys of request r a query sees exactly those whose bit is set, whatever causal,
+ *                  windows, chunks and sink_tokens say; of the keys before them what these say.  A token tree has
+ *                  mask_width = its nodes, a full custom mask mask_width = kv_len.  0 is no mask; else at least qo_len[r]
+ *                  (or kv_len[r], if that is less) and at most kv_len[r], less the visible_prefix[r].
+ *                  Query i's bits begin at byte mask_indptr[r] + i * ceil(mask_width[r] / 8) of mask_bits; key
+ *                  kv_len[r] - mask_width[r] + b has bit b % 8, lowest first, of byte b / 8.
+ *                  Positions (windows, ALiBi) stay those of the cache, not of depth in a tree.
  */
 typedef struct attnfold_lengths {
   size_t struct_size;
@@ -193,10 +205,14 @@ typedef struct attnfold_lengths {
   const int32_t* prefix_keys;      /* [num_prefix_groups] shared keys, from key 0 on; never falling */
   const int32_t* prefix_indptr;    /* [num_prefix_groups + 1] offsets into prefix_requests, from 0, never falling */
   const int32_t* prefix_requests;  /* [prefix_indptr[num_prefix_groups]] */
+  const int32_t* visible_prefix;   /* [batch] keys, or NULL */
+  const int32_t* mask_width;       /* [batch] keys, or NULL; then with mask_indptr and mask_bits */
+  const int64_t* mask_indptr;      /* [batch + 1] byte offsets into mask_bits, from 0 or more, never falling */
+  const uint8_t* mask_bits;        /* per request [qo_len, ceil(mask_width / 8)] bytes, or NULL if they are none */
 } attnfold_lengths;
 
 #define ATTNFOLD_LENGTHS_INIT \
-  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, NULL }
+  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /**
  * The tensors of one layer.  Set it to ATTNFOLD_TENSORS_INIT first.  A stride left at 0 means packed, in the problem's
@@ -303,7 +319,7 @@ typedef struct attnfold_plan_item {
   int32_t qo_begin, num_qo;              /* within the request */
   int32_t kv_head_begin, num_kv_heads;
   int32_t leaf_begin, leaf_end;
-  int32_t sink_leaf_begin, sink_leaf_end; /* leaves of sink_tokens that lie apart from the others, done before them */
+  int32_t sink_leaf_begin, sink_leaf_end; /* leaves of sink_tokens or visible_prefix apart from the others, done first */
   int32_t num_requests;                  /* more than 1 on a shared prefix */
   const int32_t* requests;               /* [num_requests], valid until the next update */
 } attnfold_plan_item;

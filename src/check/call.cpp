@@ -129,6 +129,20 @@ KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_l
   return {begin, kv_len, problem.sink_tokens};
 }
 
+KeyRange seen_keys(const Call& call, int32_t r) {
+  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r], kv_len = call.kv_len[r];
+  KeyRange keys = seen_keys(call.problem, qo_len, kv_len);
+  if (qo_len <= 0 || kv_len <= 0) return keys;
+  if (!call.mask_width.empty() && call.mask_width[r] > 0) {
+    keys.begin = std::min<int64_t>(keys.begin, kv_len - call.mask_width[r]);
+  }
+  if (!call.visible_prefix.empty()) {
+    keys.sink_end = std::max<int64_t>(keys.sink_end, call.visible_prefix[r]);
+  }
+  if (keys.sink_end >= keys.begin) return {0, kv_len, 0};
+  return keys;
+}
+
 int64_t Call::kv_element_offset(int32_t r, int32_t token, const Strides& s, int64_t offset) const {
   if (problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     return offset + (int64_t{kv_indptr[r]} + token) * s.token;
@@ -148,6 +162,12 @@ attnfold_lengths Call::lengths() const {
   lengths.batch = batch;
   lengths.qo_indptr = pointer(qo_indptr);
   lengths.kv_len = pointer(kv_len);
+  if (!visible_prefix.empty()) lengths.visible_prefix = visible_prefix.data();
+  if (!mask_width.empty()) {
+    lengths.mask_width = mask_width.data();
+    lengths.mask_indptr = mask_indptr.data();
+    lengths.mask_bits = mask_bits.data();
+  }
   if (problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     lengths.kv_indptr = pointer(kv_indptr);
     lengths.num_kv_rows = num_kv_rows;

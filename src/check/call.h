@@ -55,6 +55,11 @@ struct Call {
   int64_t num_kv_rows = 0;          // ragged only
   std::vector<int32_t> prefix_keys, prefix_indptr, prefix_requests;  // groups, named; or empty
 
+  std::vector<int32_t> visible_prefix;  // [batch], or empty
+  std::vector<int32_t> mask_width;      // [batch], or empty
+  std::vector<int64_t> mask_indptr;     // [batch + 1] byte offsets, with mask_width
+  std::vector<uint8_t> mask_bits;       // per request [qo_len, ceil(mask_width / 8)]
+
   std::shared_ptr<Buffer> q, k,
       v;  // shared, so that variants of a call (page size, order) are cheap to make
   Strides q_strides, k_strides, v_strides;
@@ -96,6 +101,9 @@ struct KeyRange {
   }
 };
 KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len);
+
+/** The same for request r, with its visible prefix; keys that its mask has bits for all count. */
+KeyRange seen_keys(const Call& call, int32_t r);
 
 /** An answer in the call's o_dtype, packed. */
 struct Answer {

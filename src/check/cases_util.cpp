@@ -241,6 +241,7 @@ Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
   out.batch = 1;
   out.qo_indptr = {0, 1};
   out.kv_len = {kv_len};
+  if (!call.visible_prefix.empty()) out.visible_prefix = {std::min(call.visible_prefix[r], kv_len)};
   out.q_offset += (call.qo_indptr[r] + i) * call.q_strides.token;
   if (!call.block_table.empty()) {
     const auto begin = call.block_table.begin() + r * call.block_table_stride;

@@ -126,7 +126,7 @@ std::string append_keys(const Call& from, const Lengths& begin, const Lengths& e
 attnfold_kv_pool pool_of(Call& call);
 
 /** Token i of request r as a decode over the request's first kv_len keys, sharing the call's
- * buffers. */
+ * buffers; for requests without mask bits. */
 Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len);
 
 /** A ragged call in which request r starts `skip[r]` keys later, and has kv_len[r] keys from there.

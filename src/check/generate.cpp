@@ -13,12 +13,12 @@ constexpr int kPoison = 0xff;           // a NaN in every storage type
 constexpr int32_t kSparePages = 3;      // pages of the pool that belong to no request
 constexpr int64_t kOffsetMultiple = 8;  // elements: 16 bytes or more of any type
 
-enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4 };
+enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4, kMask = 5 };
 
 int32_t qo_len_of(const Call& call, int32_t r) { return call.qo_indptr[r + 1] - call.qo_indptr[r]; }
 
 KeyRange seen_of(const Call& call, int32_t r) {
-  return seen_keys(call.problem, qo_len_of(call, r), call.kv_len[r]);
+  return seen_keys(call, r);
 }
 
 /** The maxima are at least the call's own sizes. */
@@ -206,7 +206,76 @@ void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_se
   }
 }
 
+// ------------------------------------------------ masks
+
+int64_t row_bytes_of(int32_t mask_width) { return (int64_t{mask_width} + 7) / 8; }
+
+/** Offsets of the requests' bits, `gap` bytes between them; all bits 0. */
+void allocate_mask(Call* call, int64_t gap) {
+  call->mask_indptr.assign(1, gap);
+  for (int32_t r = 0; r < call->batch; ++r) {
+    const int64_t bytes = qo_len_of(*call, r) * row_bytes_of(call->mask_width[r]);
+    call->mask_indptr.push_back(call->mask_indptr.back() + bytes + gap);
+  }
+  call->mask_bits.assign(static_cast<size_t>(call->mask_indptr.back()), 0);
+}
+
+/** Draws what request r's bits are: bit(i, key) for query i and a key's position. */
+template <typename Bit>
+void fill_mask(Call* call, int32_t r, Bit bit) {
+  const int32_t width = call->mask_width[r], first = call->kv_len[r] - width;
+  for (int32_t i = 0; i < qo_len_of(*call, r); ++i) {
+    uint8_t* row = call->mask_bits.data() + call->mask_indptr[r] + i * row_bytes_of(width);
+    for (int32_t b = 0; b < width; ++b) {
+      const bool is_set = bit(i, first + b);
+      row[b / 8] = static_cast<uint8_t>(row[b / 8] | is_set << (b % 8));
+    }
+    // bits behind the last key mean nothing
+    for (int32_t b = width; b < 8 * row_bytes_of(width); ++b)
+      row[b / 8] = static_cast<uint8_t>(row[b / 8] | 1 << (b % 8));
+  }
+}
+
+void draw_mask(Call* call, MaskBits kind, uint64_t seed) {
+  allocate_mask(call, 3);
+  for (int32_t r = 0; r < call->batch; ++r) {
+    const int64_t first_position = int64_t{call->kv_len[r]} - qo_len_of(*call, r);
+    const auto draw = [&](int64_t position, int64_t key) {
+      return hash_of(seed, kMask, r, position, key);
+    };
+    if (kind == MaskBits::causal) {
+      fill_mask(call, r, [&](int32_t i, int32_t key) { return key <= first_position + i; });
+    } else if (kind == MaskBits::tree) {
+      const auto parent = [&](int64_t position) {  // -1: a root
+        const int64_t nodes = position - std::max<int64_t>(first_position, 0);
+        return nodes <= 0 ? -1 : position - 1 - static_cast<int64_t>(draw(position, -1) % nodes);
+      };
+      fill_mask(call, r, [&](int32_t i, int32_t key) {
+        if (key < first_position) return draw(key, -2) % 4 != 0;
+        int64_t at = first_position + i;
+        while (at > key) at = parent(at);
+        return at == key;
+      });
+    } else {
+      fill_mask(call, r, [&](int32_t i, int32_t key) {
+        return draw(first_position + i, -3) % 4 != 0 && draw(first_position + i, key) % 2 == 0;
+      });
+    }
+  }
+}
+
 // ------------------------------------------------ copies
+
+/** Bits of queries [begin, end) of request r_from about their first keys, for request r_to. */
+void copy_mask(const Call& from, int32_t r_from, int32_t begin, Call* to, int32_t r_to) {
+  const int32_t width = to->mask_width[r_to];
+  for (int32_t i = 0; i < qo_len_of(*to, r_to); ++i) {
+    const auto row = from.mask_bits.begin() + from.mask_indptr[r_from] +
+                     (begin + i) * row_bytes_of(from.mask_width[r_from]);
+    std::copy_n(row, row_bytes_of(width), to->mask_bits.begin() + to->mask_indptr[r_to] +
+                                              i * row_bytes_of(width));
+  }
+}
 
 /** k and v of the keys of request `r_from` that some row of request `r_to` sees. */
 void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
@@ -276,6 +345,9 @@ Call generate(const Spec& spec, uint64_t seed) {
   call.kv_len = spec.kv_len;
   call.qo_indptr.assign(1, 0);
   for (int32_t n : spec.qo_len) call.qo_indptr.push_back(call.qo_indptr.back() + n);
+  call.visible_prefix = spec.visible_prefix;
+  call.mask_width = spec.mask_width;
+  if (!call.mask_width.empty()) draw_mask(&call, spec.mask_bits, seed);
   if (spec.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     make_ragged(&call, spec.poison ? 2 : 0);
   } else {
@@ -304,6 +376,16 @@ Call select_requests(const Call& call, const std::vector<int32_t>& pick) {
     for (int32_t row : iota(call.qo_indptr[r], call.qo_indptr[r + 1])) rows.push_back(row);
     out.qo_indptr.push_back(static_cast<int32_t>(rows.size()));
     out.kv_len.push_back(call.kv_len[r]);
+  }
+  out.visible_prefix.clear();
+  out.mask_width.clear();
+  for (int32_t r : pick) {
+    if (!call.visible_prefix.empty()) out.visible_prefix.push_back(call.visible_prefix[r]);
+    if (!call.mask_width.empty()) out.mask_width.push_back(call.mask_width[r]);
+  }
+  if (!out.mask_width.empty()) {
+    allocate_mask(&out, 1);
+    for (int32_t i = 0; i < out.batch; ++i) copy_mask(call, pick[i], 0, &out, i);
   }
   if (call.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     make_ragged(&out, 1);
@@ -384,6 +466,13 @@ Call chunk_of(const Call& call, int32_t r, int32_t begin, int32_t end) {
   out.qo_indptr = {0, end - begin};
   copy_rows(call, iota(call.qo_indptr[r] + begin, call.qo_indptr[r] + end), &out);
   out.kv_len[0] = std::max(0, call.kv_len[r] - after);
+  if (!out.visible_prefix.empty())
+    out.visible_prefix[0] = std::min(out.visible_prefix[0], out.kv_len[0]);
+  if (!out.mask_width.empty() && out.mask_width[0] > 0) {
+    out.mask_width[0] = std::max(0, call.mask_width[r] - after);
+    allocate_mask(&out, 2);
+    copy_mask(call, r, begin, &out, 0);
+  }
   fit_maxima(&out, false);
   return out;
 }

@@ -8,6 +8,13 @@
 
 namespace attnfold::check {
 
+/** Bits of a mask to draw. */
+enum class MaskBits {
+  random,  // a fair coin each, every fourth query without any
+  tree,    // a token sees its ancestors and itself, the keys before the new tokens all or none
+  causal   // what causal says
+};
+
 /** Shape of a call to draw; what is not set here is set by generate(). */
 struct Spec {
   attnfold_problem problem = ATTNFOLD_PROBLEM_INIT;  // heads, dims, dtypes, storage, layout,
@@ -20,6 +27,9 @@ struct Spec {
   bool odd_strides =
       false;  // rows, heads, tokens and pages padded by odd multiples of elements; gaps poisoned
   std::vector<float> alibi_slopes, sink_logits;          // [qo_heads], or empty
+  std::vector<int32_t> visible_prefix;                   // [batch], or empty
+  std::vector<int32_t> mask_width;                       // [batch], or empty
+  MaskBits mask_bits = MaskBits::random;                 // what to draw for mask_width
   float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of normal draws
 };
 

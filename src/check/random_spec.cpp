@@ -84,6 +84,27 @@ int32_t draw_qo_len(Dice& dice, int32_t kv_len) {
   }
 }
 
+void draw_mask_width(Dice& dice, Spec* spec) {
+  static constexpr MaskBits kKinds[] = {MaskBits::random, MaskBits::tree, MaskBits::causal};
+  spec->mask_bits = dice.of(kKinds);
+  for (size_t r = 0; r < spec->kv_len.size(); ++r) {
+    const int32_t least = std::min(spec->qo_len[r], spec->kv_len[r]);
+    const int32_t most = dice.one_in(3) ? spec->kv_len[r] : std::min(spec->kv_len[r], least + 70);
+    spec->mask_width.push_back(dice.one_in(4) ? 0 : dice.between(least, most));
+    if (!spec->visible_prefix.empty()) {
+      const int32_t rest = spec->kv_len[r] - spec->mask_width[r];
+      spec->visible_prefix[r] = std::min(spec->visible_prefix[r], rest);
+    }
+  }
+}
+
+void draw_visible_prefix(Dice& dice, Spec* spec) {
+  for (int32_t n : spec->kv_len) {
+    const int32_t most = dice.one_in(3) ? n : std::min(n, 300);
+    spec->visible_prefix.push_back(dice.one_in(4) ? 0 : dice.between(0, most));
+  }
+}
+
 }  // namespace
 
 Spec random_spec(std::mt19937_64& rng) {
@@ -128,6 +149,8 @@ Spec random_spec(std::mt19937_64& rng) {
   if (dice.one_in(5)) spec.q_range = 8.0f;  // peaked rows
   if (dice.one_in(8)) spec.k_range = 3.0f;
   if (dice.one_in(8)) spec.v_range = 100.0f;
+  if (dice.one_in(5)) draw_visible_prefix(dice, &spec);
+  if (dice.one_in(4)) draw_mask_width(dice, &spec);
   return spec;
 }
 

@@ -49,7 +49,25 @@ struct Lengths {
   int64_t block_table_stride;
   const int32_t* kv_indptr;  // [batch + 1]
   const int32_t* kv_indices;
+  const int32_t* visible_prefix;  // [batch] or null
+  const int32_t* mask_width;      // [batch] or null; with the two below
+  const int64_t* mask_indptr;     // [batch + 1] offsets into mask_bits
+  const uint8_t* mask_bits;       // per request [qo_len, mask_row_bytes(mask_width)]
 };
+
+/** Bytes of one query's bits. */
+ATTNFOLD_HD inline int64_t mask_row_bytes(int32_t mask_width) {
+  return (static_cast<int64_t>(mask_width) + 7) / 8;
+}
+
+ATTNFOLD_HD inline RequestShape request_shape(const Lengths& lengths, int32_t r) {
+  RequestShape shape;
+  shape.qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
+  shape.kv_len = lengths.kv_len[r];
+  if (lengths.visible_prefix) shape.visible_prefix = lengths.visible_prefix[r];
+  if (lengths.mask_width) shape.mask_width = lengths.mask_width[r];
+  return shape;
+}
 
 /** Page ids of request r, in key order. */
 ATTNFOLD_HD inline const int32_t* pages_of(const Lengths& lengths, int32_t r) {

@@ -62,6 +62,8 @@ struct UnitWork {
   States leaf{}, chunk{}, total{};  // [rows]
   TokenRow* tokens = nullptr;       // [num_qo], those of a prefix unit member by member
   LeafKeys* seen = nullptr;         // [num_qo] keys that the token sees of the leaf at hand
+  LeafBits* bits = nullptr;         // [num_qo] which of them, if by_bits
+  bool by_bits = false;             // the leaf at hand holds keys that a mask's bits decide about
   LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
 };
 
@@ -89,6 +91,7 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   w.next_k = take<LeafRows>(at, 1);
   w.tokens = take<TokenRow>(at, max_rows);
   w.seen = take<LeafKeys>(at, max_rows);
+  w.bits = take<LeafBits>(at, max_rows);
   w.q =
       reinterpret_cast<typename S::Q*>(take<float>(at, static_cast<size_t>(max_rows) * w.q_stride));
   w.s = take<float>(at, static_cast<size_t>(max_rows) * kLeaf);
@@ -101,11 +104,11 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
 /** Appends tokens [qo_begin, qo_begin + num_qo) of a request. */
 ATTNFOLD_LANE_FN TokenRow* point_tokens(const Problem& p, const Lengths& lengths, int request,
                                         int qo_begin, int num_qo, TokenRow* out) {
-  const int qo_len = lengths.qo_indptr[request + 1] - lengths.qo_indptr[request];
-  const int kv_len = lengths.kv_len[request];
+  const RequestShape shape = request_shape(lengths, request);
   for (int i = qo_begin; i < qo_begin + num_qo; ++i) {
     *out++ = {static_cast<int64_t>(lengths.qo_indptr[request]) + i,
-              static_cast<int64_t>(kv_len) - qo_len + i, visible_keys(p.mask, qo_len, kv_len, i)};
+              static_cast<int64_t>(shape.kv_len) - shape.qo_len + i,
+              visible_keys(p.mask, shape, i)};
   }
   return out;
 }
@@ -211,9 +214,31 @@ void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches&
   for (int r = 0; r < rows; ++r) single(r, all_end, keys.end[r]);
 }
 
+/** o of up to kMaxRowBlock rows on the 16 keys from n on, where bits say what is seen: stretches
+ * over which no row's bit changes, ascending. */
+template <DType T, class S>
+void bit_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
+  uint32_t seen[kMaxRowBlock], changes = 0;  // bit i of changes: key i + 1 differs from key i
+  for (int r = 0; r < rows; ++r) {
+    seen[r] = w.bits[(row + r) % w.head_rows / w.p.group_size].of_16(n);
+    changes |= seen[r] ^ (seen[r] >> 1);
+  }
+  for (int begin = 0, end; begin < 16; begin = end) {
+    end = begin + 1;
+    while (end < 16 && !(changes >> (end - 1) & 1)) ++end;
+    RowStretches keys;
+    for (int r = 0; r < rows; ++r) {
+      keys.begin[r] = n + begin;
+      keys.end[r] = n + (seen[r] >> begin & 1 ? end : begin);
+    }
+    stretch_values<T>(w, row, rows, keys, head_offset);
+  }
+}
+
 /** o of up to kMaxRowBlock rows on the 16 keys from n on: the sink's first, then the others. */
 template <DType T, class S>
 void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
+  if (w.by_bits) return bit_values<T>(w, row, rows, n, head_offset);
   RowStretches sink, main;
   bool any_sink = false;
   for (int r = 0; r < rows; ++r) {
@@ -263,6 +288,31 @@ ATTNFOLD_LANE_FN LeafKeys keys_in_leaf(int32_t sink, int32_t begin, int32_t end,
   return keys;
 }
 
+/**
+ * What token `token` of a request with a mask sees of a leaf: of keys before the last mask_width
+ * what `seen` says, of the others those whose bit is set.  Returns the first to the last of them.
+ */
+LeafKeys masked_keys(const Lengths& lengths, int request, const RequestShape& shape, int token,
+                     const VisibleKeys& seen, int leaf, LeafBits* bits) {
+  const int32_t tail = shape.kv_len - shape.mask_width;
+  const LeafKeys before = keys_in_leaf(seen.sink < tail ? seen.sink : tail,
+                                       seen.begin < tail ? seen.begin : tail, tail, leaf);
+  *bits = {};
+  bits->set(0, before.sink);
+  bits->set(before.begin, before.end);
+  const int64_t first = static_cast<int64_t>(leaf) * kLeaf - tail;  // bit of the leaf's key 0
+  const uint8_t* row = lengths.mask_bits + lengths.mask_indptr[request] +
+                       token * mask_row_bytes(shape.mask_width);
+  for (int n = clamp_key(-first); n < clamp_key(shape.mask_width - first); ++n) {
+    if (row[(first + n) / 8] >> ((first + n) % 8) & 1) bits->set(n, n + 1);
+  }
+  LeafKeys keys{0, 0, kLeaf};
+  while (keys.begin < kLeaf && !bits->has(keys.begin)) ++keys.begin;
+  while (keys.end > keys.begin && !bits->has(keys.end - 1)) --keys.end;
+  if (keys.begin == keys.end) keys.begin = keys.end = 0;
+  return keys;
+}
+
 template <class S>
 ATTNFOLD_LANE_FN LeafKeys unit_keys(const UnitWork<S>& w, int leaf) {
   return keys_in_leaf(w.unit.sink_keys, w.unit.key_begin, w.unit.key_end, leaf);
@@ -294,9 +344,14 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
     next_keys = unit_keys(w, next);
     point_rows(w.p, lengths, w.args.tensors.k, w.unit.request, next, next_keys, w.next_k);
   }
+  const RequestShape shape = request_shape(lengths, w.unit.request);
+  w.by_bits = w.unit.num_members == 0 && shape.mask_width > 0 &&
+              (static_cast<int64_t>(leaf) + 1) * kLeaf > shape.kv_len - shape.mask_width;
   for (int t = 0; t < w.unit.num_qo; ++t) {
     const VisibleKeys& seen = w.tokens[t].keys;
-    w.seen[t] = keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
+    w.seen[t] = w.by_bits ? masked_keys(lengths, w.unit.request, shape, w.unit.qo_begin + t, seen,
+                                        leaf, &w.bits[t])
+                          : keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
   }
   leaf_scores<S, kChunks>(w, keys);
   for (int r = 0; r < w.rows; ++r) {
@@ -308,8 +363,8 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
     }
     const float distance =
         static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - w.tokens[token].position);
-    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, score_mod(w, r), distance,
-                 w.leaf.m + r, w.leaf.l + r);
+    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, w.by_bits ? &w.bits[token] : nullptr,
+                 score_mod(w, r), distance, w.leaf.m + r, w.leaf.l + r);
   }
   memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
   leaf_values<T>(w, keys, next >= 0 ? &next_keys : nullptr);

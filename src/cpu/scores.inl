@@ -145,6 +145,24 @@ ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafKeys& keys, int lane_begin
   }
 }
 
+/** Keys that a row sees of a leaf, one bit each. */
+struct LeafBits {
+  uint64_t word[2];
+
+  bool has(int n) const { return word[n / 64] >> (n % 64) & 1; }
+  void set(int begin, int end) {
+    for (int n = begin; n < end; ++n) word[n / 64] |= uint64_t{1} << (n % 64);
+  }
+  /** Those of the 16 keys from n on, n a multiple of 16. */
+  uint32_t of_16(int n) const { return word[n / 64] >> (n % 64) & 0xffff; }
+};
+
+/** fill_unseen, where bits say what is seen between the first key and the last. */
+ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafBits& bits, int lane_begin, int lane_end,
+                                  float value) {
+  for (int i = lane_begin; i < lane_end; ++i) s[i] = bits.has(i) ? s[i] : value;
+}
+
 // Above this a score in float32 keeps at most 3 bits below the point: then plain rounded scores are
 // subtracted, so that the largest is exactly its own maximum.
 constexpr float kLargeScore = 0x1p20f;
@@ -154,13 +172,14 @@ constexpr float kLargeScore = 0x1p20f;
  *
  * s            [kLeaf] q.k, and anything where the row does not see the key.  Afterwards
  *              p = 2^(x - m) where it does, 0 elsewhere in the same groups of 16 lanes
+ * bits         NULL, or what the row sees of `keys`
  * distance     position of the leaf's first key less the query's
  *
  * Unmodified scores are never rounded: m is the largest, rounded, and
  * x - m = fma(q.k, scale, fma(q.k, scale_low, -m)).
  */
-ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMod& mod,
-                                   float distance, float* m, float* l) {
+ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const LeafBits* bits,
+                                   const ScoreMod& mod, float distance, float* m, float* l) {
   const int lane_begin = keys.sink > 0 ? 0 : keys.begin & ~15;
   const int lane_end = ((keys.end > keys.begin ? keys.end : keys.sink) + 15) & ~15;
   const bool plain = !mod.softcap && !mod.alibi;
@@ -170,6 +189,7 @@ ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMo
     }
   }
   fill_unseen(s, keys, lane_begin, lane_end, kLowest);
+  if (bits) fill_unseen(s, *bits, lane_begin, lane_end, kLowest);
   Lanes largest = splat(kLowest);
   for (int i = lane_begin; i < lane_end; i += 16)
     largest = max_keep_nan(load(s + i), largest);  // passes over NaN
@@ -186,6 +206,7 @@ ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const ScoreMo
     store(s + i, exp2_lanes(exact ? fma(x, scale, fma(x, scale_low, minus_m)) : add(x, minus_m)));
   }
   fill_unseen(s, keys, lane_begin, lane_end, 0.0f);
+  if (bits) fill_unseen(s, *bits, lane_begin, lane_end, 0.0f);
   Lanes sum = splat(0.0f);
   for (int i = lane_begin; i < lane_end; i += 16) sum = add(sum, load(s + i));
   *l = reduce_add(sum);

@@ -8,9 +8,11 @@ namespace attnfold {
 namespace planner {
 
 /** Appends the units of one request, but for the leaves that prefix units hold. */
-ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask, int32_t request,
-                                        int32_t qo_len, int32_t kv_len, const RequestPrefix& prefix,
-                                        Schedule* s) {
+ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask,
+                                        const Lengths& lengths, int32_t request,
+                                        const RequestPrefix& prefix, Schedule* s) {
+  const RequestShape keys_of = request_shape(lengths, request);
+  const int32_t qo_len = keys_of.qo_len;
   const RowSets sets = row_sets(shape, qo_len);
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
     for (int32_t head = 0; head < shape.kv_heads; head += sets.kv_heads) {
@@ -22,7 +24,7 @@ ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask
       u.kv_head_begin = head;
       u.num_kv_heads =
           sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
-      VisibleKeys keys = visible_keys(mask, qo_len, kv_len, u.qo_begin, u.num_qo);
+      VisibleKeys keys = visible_keys(mask, keys_of, u.qo_begin, u.num_qo);
       if (prefix.leaf_end > 0) {
         keys.begin = prefix.leaf_end * kLeaf;
         u.starts_inside = 1;
@@ -207,7 +209,8 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
  * seed.
  */
 ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask,
-                                             const BatchLengths& lengths, int32_t num_workers,
+                                             const Lengths& lengths, const PrefixSource& prefixes,
+                                             int32_t num_workers,
                                              uint64_t cut_seed, int64_t state_floats_capacity,
                                              Schedule* s) {
   s->num_units = s->num_items = s->num_shared = s->num_merge_tasks = 0;
@@ -215,12 +218,12 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
   s->num_workers = num_workers;
   s->num_shared_leaves = s->saved_bytes = s->whole_floats = 0;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
-  const bool may_share = lengths.batch <= lengths.prefixes.max_batch;
-  if (may_share) planner::PrefixPlanner(shape, lengths, s).plan(mask);
+  const bool may_share = lengths.batch <= prefixes.max_batch;
+  if (may_share) planner::PrefixPlanner(shape, lengths, prefixes, s).plan(mask);
   for (int32_t r = 0; r < lengths.batch; ++r) {
-    const int32_t qo_len = lengths.qo_indptr[r + 1] - lengths.qo_indptr[r];
     const RequestPrefix prefix = may_share ? s->prefix.requests[r] : RequestPrefix{0, 0, -1, -1, 0};
-    if (qo_len > 0) planner::add_units(shape, mask, r, qo_len, lengths.kv_len[r], prefix, s);
+    if (lengths.qo_indptr[r + 1] > lengths.qo_indptr[r])
+      planner::add_units(shape, mask, lengths, r, prefix, s);
   }
 
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);

@@ -115,6 +115,9 @@ Status Plan::reserve() {
   qo_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_len_.resize(static_cast<size_t>(given_.max_batch));
+  visible_prefix_.resize(static_cast<size_t>(given_.max_batch));
+  mask_width_.resize(static_cast<size_t>(given_.max_batch));
+  mask_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   const auto have = [&](auto* array, int64_t n) {
     using T = std::remove_reference_t<decltype((*array)[0])>;
     array->reset(new (std::nothrow) T[static_cast<size_t>(n)]);
@@ -153,7 +156,18 @@ Status Plan::update(const attnfold_lengths* lengths) {
   ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
   lengths_ = {l.batch,       qo_indptr_.data(),    kv_len_.data(),
               l.block_table, l.block_table_stride, kv_indptr_.data(),
-              l.kv_indices};
+              l.kv_indices,  nullptr,              nullptr,
+              nullptr,       l.mask_bits};
+  if (l.batch > 0 && l.visible_prefix) {
+    std::copy_n(l.visible_prefix, l.batch, visible_prefix_.begin());
+    lengths_.visible_prefix = visible_prefix_.data();
+  }
+  if (l.batch > 0 && l.mask_width) {
+    std::copy_n(l.mask_width, l.batch, mask_width_.begin());
+    std::copy_n(l.mask_indptr, l.batch + 1, mask_indptr_.begin());
+    lengths_.mask_width = mask_width_.data();
+    lengths_.mask_indptr = mask_indptr_.data();
+  }
   qo_indptr_[0] = 0;
   reads_kv_ = false;
   for (int32_t r = 0; r < l.batch; ++r) {
@@ -167,15 +181,14 @@ Status Plan::update(const attnfold_lengths* lengths) {
   PrefixSource prefixes;
   prefixes.max_batch = static_cast<int32_t>(capacity_.requests);
   prefixes.max_state_floats = capacity_.prefix_floats;
-  prefixes.tables = &lengths_;
   prefixes.page_size = given_.page_size;
   prefixes.always = prefix_use_ == ATTNFOLD_PREFIX_ALWAYS;
   prefixes.num_groups = l.num_prefix_groups;
   prefixes.keys = l.prefix_keys;
   prefixes.indptr = l.prefix_indptr;
   prefixes.requests = l.prefix_requests;
-  build_schedule(shape_, problem_.mask, {l.batch, qo_indptr_.data(), kv_len_.data(), prefixes},
-                 num_workers_, cut_seed_, capacity_.state_floats, &schedule_);
+  build_schedule(shape_, problem_.mask, lengths_, prefixes, num_workers_, cut_seed_,
+                 capacity_.state_floats, &schedule_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};

@@ -51,8 +51,9 @@ class Plan {
   bool reads_kv_ = false;
   int64_t num_kv_rows_ = 0;  // ragged
   Schedule schedule_{};
-  Lengths lengths_{};  // points at the arrays below, and at the caller's page tables
-  std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_;
+  Lengths lengths_{};  // points at the arrays below, and at the caller's page tables and mask_bits
+  std::vector<int32_t> qo_indptr_, kv_len_, kv_indptr_, visible_prefix_, mask_width_;
+  std::vector<int64_t> mask_indptr_;
   std::unique_ptr<Unit[]> units_;  // uninitialised: large maxima cost address space, not memory
   std::unique_ptr<Item[]> items_;
   std::unique_ptr<SharedUnit[]> shared_;

@@ -61,12 +61,13 @@ ATTNFOLD_HD_LARGE inline int32_t most_shared_tokens(const UnitShape& shape) {
 
 /** Keys from 0 on, in whole leaves, that all rows of a request see; 0 if it cannot share them. */
 ATTNFOLD_HD_LARGE inline int32_t shareable_keys(const UnitShape& shape, const Mask& mask,
-                                                int32_t qo_len, int32_t kv_len) {
-  if (qo_len == 0 || qo_len > most_shared_tokens(shape)) return 0;
-  const VisibleKeys first = visible_keys(mask, qo_len, kv_len, 0);
-  const VisibleKeys last = visible_keys(mask, qo_len, kv_len, qo_len - 1);
+                                                const RequestShape& request) {
+  if (request.qo_len == 0 || request.qo_len > most_shared_tokens(shape)) return 0;
+  const VisibleKeys first = visible_keys(mask, request, 0);
+  const VisibleKeys last = visible_keys(mask, request, request.qo_len - 1);
   if (first.begin > 0 || last.begin > 0) return 0;
-  return first.end / kLeaf * kLeaf;
+  const int32_t tail = request.kv_len - request.mask_width;
+  return (first.end < tail ? first.end : tail) / kLeaf * kLeaf;
 }
 
 /** Of n entries, how many agree from the first on. */
@@ -85,17 +86,18 @@ ATTNFOLD_HD_LARGE inline int64_t num_equal(const int32_t* a, const int32_t* b, i
 /** Finds the groups of one batch and makes their units. */
 class PrefixPlanner {
  public:
-  ATTNFOLD_HD_LARGE PrefixPlanner(const UnitShape& shape, const BatchLengths& lengths, Schedule* s)
-      : shape_(shape), lengths_(lengths), s_(s), x_(s->prefix) {}
+  ATTNFOLD_HD_LARGE PrefixPlanner(const UnitShape& shape, const Lengths& lengths,
+                                  const PrefixSource& prefixes, Schedule* s)
+      : shape_(shape), lengths_(lengths), prefixes_(prefixes), s_(s), x_(s->prefix) {}
 
   ATTNFOLD_HD_LARGE void plan(const Mask& mask) {
     int32_t n = 0;
     for (int32_t r = 0; r < lengths_.batch; ++r) {
-      x_.requests[r] = {shareable_keys(shape_, mask, num_qo(r), lengths_.kv_len[r]), 0, -1, -1, 0};
+      x_.requests[r] = {shareable_keys(shape_, mask, request_shape(lengths_, r)), 0, -1, -1, 0};
       if (x_.requests[r].limit > 0) x_.order[n++] = r;
     }
     if (n < 2) return;
-    if (lengths_.prefixes.num_groups > 0) {
+    if (prefixes_.num_groups > 0) {
       plan_given();
     } else {
       plan_found(n);
@@ -107,11 +109,11 @@ class PrefixPlanner {
     return lengths_.qo_indptr[r + 1] - lengths_.qo_indptr[r];
   }
   ATTNFOLD_HD_LARGE const int32_t* pages(int32_t r) const {
-    return pages_of(*lengths_.prefixes.tables, r);
+    return pages_of(lengths_, r);
   }
 
   ATTNFOLD_HD_LARGE void plan_given() {
-    const PrefixSource& given = lengths_.prefixes;
+    const PrefixSource& given = prefixes_;
     for (int32_t g = 0; g < given.num_groups; ++g) {
       int32_t n = 0, keys = given.keys[g];
       for (int32_t i = given.indptr[g]; i < given.indptr[g + 1]; ++i) {
@@ -126,7 +128,7 @@ class PrefixPlanner {
 
   /** Nodes are taken up in the order in which they are found: a parent before its children. */
   ATTNFOLD_HD_LARGE void plan_found(int32_t num_requests) {
-    const int32_t page_size = lengths_.prefixes.page_size;
+    const int32_t page_size = prefixes_.page_size;
     num_nodes_ = 0;
     split(0, num_requests, 0);
     for (int32_t i = 0; i < num_nodes_; ++i) {
@@ -175,7 +177,7 @@ class PrefixPlanner {
   /** Moves those of order[begin, begin + n) that have the same page at key `keys` next to each
    * other, and makes nodes of them; those that can share no more go last. */
   ATTNFOLD_HD_LARGE void split(int32_t begin, int32_t n, int64_t keys) {
-    const int64_t at = keys / lengths_.prefixes.page_size;
+    const int64_t at = keys / prefixes_.page_size;
     uint32_t num_slots = 1;
     while (num_slots < 2 * static_cast<uint32_t>(n)) num_slots *= 2;
     for (uint32_t i = 0; i < num_slots; ++i) x_.slots[i] = -1;
@@ -256,8 +258,8 @@ class PrefixPlanner {
     for (const int32_t end : ends) {
       if (end <= leaf_begin) continue;
       const Gain g = gain(begin, n, leaf_begin, end);
-      if (s_->whole_floats + g.state_floats > lengths_.prefixes.max_state_floats) continue;
-      if (g.bytes <= best.bytes && !(lengths_.prefixes.always && best_end == leaf_begin)) continue;
+      if (s_->whole_floats + g.state_floats > prefixes_.max_state_floats) continue;
+      if (g.bytes <= best.bytes && !(prefixes_.always && best_end == leaf_begin)) continue;
       best = g;
       best_end = end;
     }
@@ -310,7 +312,8 @@ class PrefixPlanner {
   }
 
   const UnitShape& shape_;
-  const BatchLengths& lengths_;
+  const Lengths& lengths_;
+  const PrefixSource& prefixes_;
   Schedule* s_;
   const PrefixScratch x_;
   int32_t num_nodes_ = 0, num_classes_ = 0;

@@ -12,7 +12,6 @@
 #include <cstdint>
 
 #include "core/fold.h"
-#include "core/mask.h"
 #include "core/problem.h"
 
 namespace attnfold {
@@ -164,7 +163,6 @@ struct ScheduleCapacity {
 struct PrefixSource {
   int32_t max_batch = 0;         // larger batches share nothing: ScheduleCapacity::requests
   int64_t max_state_floats = 0;  // ScheduleCapacity::prefix_floats
-  const Lengths* tables = nullptr;
   int32_t page_size = 0;
   int32_t always = 0;  // 1: also where it does not pay
   // Groups that the caller names, checked, fewer keys first; none: the tables are searched.
@@ -172,14 +170,6 @@ struct PrefixSource {
   const int32_t* keys = nullptr;      // [num_groups]
   const int32_t* indptr = nullptr;    // [num_groups + 1] offsets into requests
   const int32_t* requests = nullptr;  // [indptr[num_groups]]
-};
-
-/** What a batch looks like to the planner. */
-struct BatchLengths {
-  int32_t batch;
-  const int32_t* qo_indptr;  // [batch + 1]
-  const int32_t* kv_len;     // [batch]
-  PrefixSource prefixes{};
 };
 
 /** A stretch of leaves that leaves one state behind. */

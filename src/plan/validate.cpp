@@ -210,8 +210,7 @@ Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int3
 
 /** The page ids that some row of request r may read. */
 Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_lengths& l,
-                   int32_t r) {
-  const int32_t qo_len = l.qo_indptr[r + 1] - l.qo_indptr[r];
+                   int32_t r, const RequestShape& shape) {
   const int64_t num_needed = (static_cast<int64_t>(l.kv_len[r]) + p.page_size - 1) / p.page_size;
   const int32_t* ids = nullptr;
   if (l.block_table) {
@@ -233,10 +232,56 @@ Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_l
     }
     ids = l.kv_indices + l.kv_indptr[r];
   }
-  if (qo_len == 0) return {};
-  const VisibleKeys keys = visible_keys(mask, qo_len, l.kv_len[r], 0, qo_len);
+  if (shape.qo_len == 0) return {};
+  const VisibleKeys keys = visible_keys(mask, shape, 0, shape.qo_len);
   ATTNFOLD_RETURN_IF_ERROR(check_page_ids(p, l, r, ids, 0, keys.sink));
   return check_page_ids(p, l, r, ids, keys.begin, keys.end);
+}
+
+/** Either all three of the mask's arrays, or none. */
+Status check_mask_arrays(const attnfold_lengths& l) {
+  const bool any = l.mask_width || l.mask_indptr || l.mask_bits;
+  if (any && !l.mask_width) return invalid("mask_width", "[batch] widths beside mask_bits", "NULL");
+  if (any && !l.mask_indptr)
+    return invalid("mask_indptr", "[batch + 1] offsets beside mask_width", "NULL");
+  return {};
+}
+
+/** What the step says of request r beyond its lengths; fills `shape`. */
+Status check_request_masks(const attnfold_lengths& l, int32_t r, RequestShape* shape) {
+  if (l.mask_width) {
+    const int32_t width = l.mask_width[r];
+    const int32_t least = std::min(shape->qo_len, shape->kv_len);
+    if (width != 0 && (width < least || width > shape->kv_len)) {
+      return invalid(indexed("mask_width", r),
+                     "0 (no mask), or " + range_text(least, shape->kv_len) +
+                         " (the new tokens' keys, up to kv_len)",
+                     width);
+    }
+    const int64_t begin = l.mask_indptr[r], row_bytes = mask_row_bytes(width);
+    const int64_t bytes = shape->qo_len * row_bytes;
+    if (begin < 0) return invalid(indexed("mask_indptr", r), "0 or more", begin);
+    if (l.mask_indptr[r + 1] < begin || l.mask_indptr[r + 1] - begin < bytes) {
+      return invalid(indexed("mask_indptr", r + 1),
+                     "at least " + indexed("mask_indptr", r) + " (" + std::to_string(begin) +
+                         ") + " + std::to_string(bytes) + " (" + std::to_string(shape->qo_len) +
+                         " rows of " + std::to_string(row_bytes) + " bytes)",
+                     l.mask_indptr[r + 1]);
+    }
+    if (bytes > 0 && !l.mask_bits) return invalid("mask_bits", "bits for mask_width", "NULL");
+    shape->mask_width = width;
+  }
+  if (l.visible_prefix) {
+    const int32_t limit = shape->kv_len - shape->mask_width;
+    if (l.visible_prefix[r] < 0 || l.visible_prefix[r] > limit) {
+      return invalid(indexed("visible_prefix", r),
+                     range_text(0, limit) +
+                         (shape->mask_width > 0 ? " (kv_len less mask_width)" : " (kv_len)"),
+                     l.visible_prefix[r]);
+    }
+    shape->visible_prefix = l.visible_prefix[r];
+  }
+  return {};
 }
 
 }  // namespace
@@ -282,6 +327,7 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
       l->block_table_stride = 0;
     }
   }
+  ATTNFOLD_RETURN_IF_ERROR(check_mask_arrays(*l));
   for (int32_t r = 0; r < l->batch; ++r) {
     const int64_t have =
         ragged ? l->kv_indptr[r + 1] - static_cast<int64_t>(l->kv_indptr[r]) : p.max_kv_len;
@@ -292,7 +338,11 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
       return invalid(indexed(l->kv_len ? "kv_len" : "kv_indptr", r), range_text(0, limit) + why,
                      kv_len);
     }
-    if (!ragged) ATTNFOLD_RETURN_IF_ERROR(check_pages(p, mask, *l, r));
+    RequestShape shape;
+    shape.qo_len = l->qo_indptr[r + 1] - l->qo_indptr[r];
+    shape.kv_len = static_cast<int32_t>(kv_len);
+    ATTNFOLD_RETURN_IF_ERROR(check_request_masks(*l, r, &shape));
+    if (!ragged) ATTNFOLD_RETURN_IF_ERROR(check_pages(p, mask, *l, r, shape));
   }
   return {};
 }

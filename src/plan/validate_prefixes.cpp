@@ -94,9 +94,11 @@ Status validate_prefixes(const attnfold_problem& p, const UnitShape& shape, cons
       if (i == l.prefix_indptr[g]) parent = group_of[r];
       ATTNFOLD_RETURN_IF_ERROR(check_request(l, g, i, parent, group_of));
       group_of[r] = g;
-      const int32_t qo_len = l.qo_indptr[r + 1] - l.qo_indptr[r];
+      RequestShape request{l.qo_indptr[r + 1] - l.qo_indptr[r], l.kv_len[r]};
+      if (l.visible_prefix) request.visible_prefix = l.visible_prefix[r];
+      if (l.mask_width) request.mask_width = l.mask_width[r];
       const int32_t keys =
-          std::min(l.prefix_keys[g], planner::shareable_keys(shape, mask, qo_len, l.kv_len[r]));
+          std::min(l.prefix_keys[g], planner::shareable_keys(shape, mask, request));
       if (first < 0 && keys > 0) {
         first = r;
         first_keys = keys;

@@ -73,6 +73,22 @@ bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, in
   return true;
 }
 
+bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j) {
+  const int32_t kv_len = call.kv_len[r], qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+  if (j < 0 || j >= kv_len) return false;
+  // A request's own bits know best about the keys that they cover.
+  const int64_t width = call.mask_width.empty() ? 0 : call.mask_width[r];
+  const int64_t keys_to_end = int64_t{kv_len} - j;  // 1 for the last key
+  if (keys_to_end <= width) {
+    const int64_t column = width - keys_to_end, bytes_per_query = (width + 7) / 8;
+    const int64_t byte = call.mask_indptr[r] + i * bytes_per_query + column / 8;
+    return (call.mask_bits[byte] & (1 << (column % 8))) != 0;
+  }
+  // The visible prefix is open to everyone.
+  if (!call.visible_prefix.empty() && j < call.visible_prefix[r]) return true;
+  return visible(call.problem, qo_len, kv_len, i, j);
+}
+
 namespace {
 
 // ------------------------------------------------ one request's keys
@@ -91,12 +107,9 @@ struct Keys {
  * table entries. */
 std::vector<int32_t> seen_positions(const check::Call& call, int32_t r,
                                     const std::vector<int32_t>& tokens) {
-  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
   std::vector<int32_t> seen;
   for (int32_t j = 0; j < call.kv_len[r]; ++j) {
-    const auto sees_j = [&](int32_t i) {
-      return visible(call.problem, qo_len, call.kv_len[r], i, j);
-    };
+    const auto sees_j = [&](int32_t i) { return visible(call, r, i, j); };
     if (std::any_of(tokens.begin(), tokens.end(), sees_j)) seen.push_back(j);
   }
   return seen;
@@ -282,7 +295,6 @@ void share_largest(const std::vector<size_t>& rows, std::vector<double>* errors)
 /** Queries `tokens` of request r, all heads. */
 void answer_request(const check::Call& call, int32_t r, const std::vector<int32_t>& tokens,
                     Truth* truth) {
-  const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
   Keys keys;
   keys.positions = seen_positions(call, r, tokens);
   for (int32_t kv_head = 0; kv_head < call.problem.kv_heads; ++kv_head) {
@@ -290,7 +302,7 @@ void answer_request(const check::Call& call, int32_t r, const std::vector<int32_
     for (int32_t i : tokens) {
       std::vector<size_t> seen;
       for (size_t x = 0; x < keys.n(); ++x) {
-        if (visible(call.problem, qo_len, call.kv_len[r], i, keys.positions[x])) seen.push_back(x);
+        if (visible(call, r, i, keys.positions[x])) seen.push_back(x);
       }
       for (int32_t g = 0; g < call.group_size(); ++g) {
         answer_row(call, r, i, kv_head * call.group_size() + g, keys, seen, truth);

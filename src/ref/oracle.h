@@ -20,9 +20,12 @@ struct Truth {
   std::vector<double> max_abs_v;  // [qo_rows, qo_heads] over the keys that the row sees
 };
 
-/** Whether query i of a request sees key j.  Each mask is stated here in its own words; the kernels
- * have core/mask.h. */
+/** Whether query i of a request sees key j by the problem's own masks.  Each mask is stated here in
+ * its own words; the kernels have core/mask.h. */
 bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, int32_t i, int32_t j);
+
+/** The same for request r of a call, with what the step says of that request. */
+bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j);
 
 /** Every row, or only those listed. */
 Truth answer(const check::Call& call);

@@ -50,7 +50,7 @@ TEST(Abi, ExecutionKeepsItsLayout) {
 }
 
 TEST(Abi, LengthsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_lengths), 104u);
+  EXPECT_EQ(sizeof(attnfold_lengths), 136u);
   EXPECT_EQ(offsetof(attnfold_lengths, batch), 8u);
   EXPECT_EQ(offsetof(attnfold_lengths, qo_indptr), 16u);
   EXPECT_EQ(offsetof(attnfold_lengths, kv_len), 24u);
@@ -63,6 +63,10 @@ TEST(Abi, LengthsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_lengths, prefix_keys), 80u);
   EXPECT_EQ(offsetof(attnfold_lengths, prefix_indptr), 88u);
   EXPECT_EQ(offsetof(attnfold_lengths, prefix_requests), 96u);
+  EXPECT_EQ(offsetof(attnfold_lengths, visible_prefix), 104u);
+  EXPECT_EQ(offsetof(attnfold_lengths, mask_width), 112u);
+  EXPECT_EQ(offsetof(attnfold_lengths, mask_indptr), 120u);
+  EXPECT_EQ(offsetof(attnfold_lengths, mask_bits), 128u);
 }
 
 TEST(Abi, TensorsKeepTheirLayout) {

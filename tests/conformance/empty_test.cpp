@@ -20,7 +20,7 @@ int32_t count_empty_rows(const Call& call, const Answer& answer) {
     for (int32_t i = 0; i < qo_len; ++i) {
       bool sees = false;
       for (int32_t j = 0; j < call.kv_len[r] && !sees; ++j)
-        sees = ref::visible(call.problem, qo_len, call.kv_len[r], i, j);
+        sees = ref::visible(call, r, i, j);
       const std::string text = cases::row_is_empty(call, answer, call.qo_indptr[r] + i);
       EXPECT_EQ(text.empty(), !sees) << "request " << r << " token " << i << ": " << text;
       num_empty += !sees;

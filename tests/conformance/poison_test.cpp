@@ -85,7 +85,7 @@ std::string run_with(const Call& clean, int32_t key, const Placed& placed, const
 /** Rows that may not see the key keep their bytes, the others are what the oracle says. */
 std::string only_seen_rows_change(const Call& clean, const Answer& want, int32_t key,
                                   const cases::Context& x) {
-  const int32_t qo_len = clean.num_rows(), kv_len = clean.kv_len[0];
+  const int32_t qo_len = clean.num_rows();
   for (const Placed& placed : kPlaced) {
     const std::string where = "key " + std::to_string(key) + (placed.in_k ? " of k" : " of v") +
                               " = " + cases::text_of(placed.value);
@@ -93,7 +93,7 @@ std::string only_seen_rows_change(const Call& clean, const Answer& want, int32_t
     Answer got;
     ATTNFOLD_HOLD(cases::in(where, run_with(clean, key, placed, x, call, got)));
     for (int32_t i = 0; i < qo_len; ++i) {
-      if (!ref::visible(clean.problem, qo_len, kv_len, i, key)) {
+      if (!ref::visible(clean, 0, i, key)) {
         ATTNFOLD_HOLD(cases::same_rows(clean, want, i, got, i, 1, where + " leaked"));
       } else if (!placed.in_k || std::isnan(placed.value)) {  // kv head 0, all its rows
         if (std::isfinite(cases::o_at(call, got, i, 0, 3)))

@@ -37,7 +37,7 @@ bool contains(const VisibleKeys& keys, int32_t j) {
 RC_GTEST_PROP(MaskProperty, VisibleKeysAreThoseOfTheOracle, ()) {
   const Drawn d = draw();
   for (int32_t i = 0; i < d.qo_len; ++i) {
-    const VisibleKeys keys = visible_keys(d.mask(), d.qo_len, d.kv_len, i);
+    const VisibleKeys keys = visible_keys(d.mask(), {d.qo_len, d.kv_len}, i);
     RC_ASSERT(keys.sink == 0 || keys.sink < keys.begin);
     RC_ASSERT(keys.begin <= keys.end && keys.end <= d.kv_len);
     for (int32_t j = 0; j < d.kv_len; ++j) {
@@ -50,7 +50,7 @@ RC_GTEST_PROP(MaskProperty, KeysOfATileHoldThoseOfEachRow, ()) {
   const Drawn d = draw();
   const int32_t first = *rc::gen::inRange(0, d.qo_len),
                 n = *rc::gen::inRange(1, d.qo_len - first + 1);
-  const VisibleKeys tile = visible_keys(d.mask(), d.qo_len, d.kv_len, first, n);
+  const VisibleKeys tile = visible_keys(d.mask(), {d.qo_len, d.kv_len}, first, n);
   for (int32_t i = first; i < first + n; ++i) {
     for (int32_t j = 0; j < d.kv_len; ++j) {
       if (ref::visible(d.problem, d.qo_len, d.kv_len, i, j)) RC_ASSERT(contains(tile, j));
