@@ -9,6 +9,7 @@
 #include <limits>
 #include <set>
 
+#include "check/call_masks.h"
 #include "check/fields.h"
 #include "check/safetensors.h"
 
@@ -21,8 +22,10 @@ constexpr int64_t kHeadDimStep = 8;
 constexpr double kLn2 = 0.693147180559945309417;
 
 const std::set<std::string> kTensors = {
-    "q",   "qo_indptr", "k_cache",    "v_cache", "block_table", "kv_len",       "o",
-    "lse", "kv_indptr", "kv_indices", "k",       "v",           "alibi_slopes", "sink_logits"};
+    "q",          "qo_indptr", "k_cache",      "v_cache",     "block_table",
+    "kv_len",     "o",         "lse",          "kv_indptr",   "kv_indices",
+    "k",          "v",         "alibi_slopes", "sink_logits", "visible_prefix",
+    "mask_width", "mask_bits"};
 const std::set<std::string> kMetadata = {
     "format",       "mask",    "sm_scale",    "page_size",      "kv_layout",   "window_left",
     "window_right", "k_scale", "v_scale",     "logits_softcap", "sink_tokens", "lse_base",
@@ -217,6 +220,7 @@ class CallReader : private Fields {
         fail(indexed("kv_len", r), "at least 0", std::to_string(call_.kv_len[r]));
       }
     }
+    read_request_masks(*this, &call_);
     if (has("block_table")) {
       read_block_table();
     } else {
@@ -276,8 +280,7 @@ class CallReader : private Fields {
                " pages in " + name + " x page_size " + std::to_string(page_size) + ")",
            std::to_string(kv_len));
     }
-    const int32_t qo_len = call_.qo_indptr[r + 1] - call_.qo_indptr[r];
-    const KeyRange seen = seen_keys(call_.problem, qo_len, call_.kv_len[r]);
+    const KeyRange seen = seen_keys(call_, r);
     for (int64_t page = 0; page * page_size < seen.end; ++page) {
       if (!seen.meets(page * page_size, (page + 1) * page_size)) continue;
       const int32_t id = table[first + page];
@@ -324,6 +327,7 @@ class CallReader : private Fields {
       fail(indexed("kv_len", r), "0.." + std::to_string(num_rows) + " (rows in kv_indptr)",
            std::to_string(call_.kv_len[r]));
     }
+    read_request_masks(*this, &call_);
   }
 
   // ------------------------------------------------ the recorded answer, and the rest

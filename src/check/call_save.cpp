@@ -22,6 +22,7 @@ class CallWriter {
     put_q();
     put_kv();
     put_tables();
+    put_request_masks();
     put_per_head();
     const attnfold_problem& problem = call_.problem;
     const int64_t rows = call_.num_rows(), heads = problem.qo_heads;
@@ -33,7 +34,9 @@ class CallWriter {
 
  private:
   void put(const char* name, const char* dtype, std::vector<int64_t> shape, const void* data) {
-    size_t bytes = std::strcmp(dtype, "F32") == 0 || std::strcmp(dtype, "I32") == 0 ? 4 : 2;
+    size_t bytes = std::strcmp(dtype, "F32") == 0 || std::strcmp(dtype, "I32") == 0 ? 4
+                   : std::strcmp(dtype, "U8") == 0                                  ? 1
+                                                                                    : 2;
     for (int64_t dim : shape) bytes *= static_cast<size_t>(dim);
     file_.arrays[name] = {dtype, std::move(shape), static_cast<const std::byte*>(data), bytes};
   }
@@ -131,7 +134,8 @@ class CallWriter {
     return call_.kv_indptr.back();
   }
 
-  /** Of a table with one entry for each request and one more; a call of no request may hold none. */
+  /** Of a table with one entry for each request and one more; a call of no request may hold none.
+   */
   void put_indptr(const char* name, const std::vector<int32_t>& indptr) {
     static constexpr int32_t kZero = 0;
     const void* data = indptr.empty() ? &kZero : indptr.data();
@@ -151,6 +155,25 @@ class CallWriter {
       put("kv_indices", "I32", {static_cast<int64_t>(call_.kv_indices.size())},
           call_.kv_indices.data());
     }
+  }
+
+  void put_request_masks() {
+    const int64_t batch = call_.batch;
+    if (!call_.visible_prefix.empty()) {
+      put("visible_prefix", "I32", {batch}, call_.visible_prefix.data());
+    }
+    if (call_.mask_width.empty()) return;
+    put("mask_width", "I32", {batch}, call_.mask_width.data());
+    packed_.emplace_back(call_.mask_bits.size());
+    std::byte* to = packed_.back().data();
+    int64_t bytes = 0;  // without what lies between requests
+    for (int64_t r = 0; r < batch; ++r) {
+      const int64_t qo_len = call_.qo_indptr[r + 1] - call_.qo_indptr[r];
+      const int64_t n = qo_len * ((int64_t{call_.mask_width[r]} + 7) / 8);
+      if (n > 0) std::memcpy(to + bytes, call_.mask_bits.data() + call_.mask_indptr[r], n);
+      bytes += n;
+    }
+    put("mask_bits", "U8", {bytes}, to);
   }
 
   void put_per_head() {

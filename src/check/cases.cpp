@@ -11,16 +11,12 @@ namespace {
 constexpr const char* kSpeed = "a speed limit: see attnfold bench";
 constexpr const char* kEightBit = "8-bit KV";
 constexpr const char* kBias = "additive bias";
-constexpr const char* kMasks = "custom masks";
 constexpr const char* kGpu = "CUDA";
 
 constexpr WaitingCase kWaiting[] = {
-    {"leading_masked_rows_with_sink", kMasks},
     {"one_key_additive_bias", kBias},
-    {"mask_over_2_31_elements", kMasks},
     {"bias_row_offset_2_32", kBias},
     {"replay_stale_tile_schedule", kEightBit},
-    {"nan_key_bool_masked", kMasks},
     {"page_2848_multi_query", kEightBit},
     {"mla_576_512_small_gpu", kBias},
     {"int8_decode_head_dim_256", kEightBit},
@@ -59,7 +55,7 @@ std::vector<NamedCase> collect() {
        {cases::empty_cases(), cases::lse_cases(), cases::range_cases(), cases::bound_cases(),
         cases::overflow_cases(), cases::stale_cases(), cases::shape_cases(), cases::window_cases(),
         cases::zero_cases(), cases::schedule_cases(), cases::rank_cases(), cases::stride_cases(),
-        cases::score_cases()}) {
+        cases::score_cases(), cases::mask_cases()}) {
     all.insert(all.end(), section.begin(), section.end());
   }
   return all;

@@ -99,6 +99,25 @@ void fill_v(Call& call, Value value) {
   fill_kv_tensor(call, *call.v, call.v_strides, call.v_offset, call.problem.head_dim_vo, value);
 }
 
+/** Gives request r bits over its last width[r] keys, packed: bit(request, query, key's position).
+ */
+template <typename Bit>
+void set_mask(Call& call, const Lengths& width, Bit bit) {
+  call.mask_width = width;
+  call.mask_indptr.assign(1, 0);
+  call.mask_bits.clear();
+  for (int32_t r = 0; r < call.batch; ++r) {
+    for (int32_t i = 0; i < call.qo_indptr[r + 1] - call.qo_indptr[r]; ++i) {
+      for (int32_t b = 0; b < width[r]; ++b) {
+        if (b % 8 == 0) call.mask_bits.push_back(0);
+        if (bit(r, i, call.kv_len[r] - width[r] + b))
+          call.mask_bits.back() = static_cast<uint8_t>(call.mask_bits.back() | 1 << (b % 8));
+      }
+    }
+    call.mask_indptr.push_back(static_cast<int64_t>(call.mask_bits.size()));
+  }
+}
+
 /** Sets every element of the buffer, slots and gaps included. */
 void fill_buffer(Buffer& buffer, DType dtype, float value);
 
@@ -242,5 +261,6 @@ std::span<const NamedCase> schedule_cases();
 std::span<const NamedCase> rank_cases();
 std::span<const NamedCase> stride_cases();
 std::span<const NamedCase> score_cases();
+std::span<const NamedCase> mask_cases();
 
 }  // namespace attnfold::check::cases

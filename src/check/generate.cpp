@@ -17,9 +17,7 @@ enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4, kMask = 5 };
 
 int32_t qo_len_of(const Call& call, int32_t r) { return call.qo_indptr[r + 1] - call.qo_indptr[r]; }
 
-KeyRange seen_of(const Call& call, int32_t r) {
-  return seen_keys(call, r);
-}
+KeyRange seen_of(const Call& call, int32_t r) { return seen_keys(call, r); }
 
 /** The maxima are at least the call's own sizes. */
 void fit_maxima(Call* call, bool keep_larger) {
@@ -272,8 +270,8 @@ void copy_mask(const Call& from, int32_t r_from, int32_t begin, Call* to, int32_
   for (int32_t i = 0; i < qo_len_of(*to, r_to); ++i) {
     const auto row = from.mask_bits.begin() + from.mask_indptr[r_from] +
                      (begin + i) * row_bytes_of(from.mask_width[r_from]);
-    std::copy_n(row, row_bytes_of(width), to->mask_bits.begin() + to->mask_indptr[r_to] +
-                                              i * row_bytes_of(width));
+    std::copy_n(row, row_bytes_of(width),
+                to->mask_bits.begin() + to->mask_indptr[r_to] + i * row_bytes_of(width));
   }
 }
 

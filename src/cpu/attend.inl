@@ -301,16 +301,16 @@ LeafKeys masked_keys(const Lengths& lengths, int request, const RequestShape& sh
   bits->set(0, before.sink);
   bits->set(before.begin, before.end);
   const int64_t first = static_cast<int64_t>(leaf) * kLeaf - tail;  // bit of the leaf's key 0
-  const uint8_t* row = lengths.mask_bits + lengths.mask_indptr[request] +
-                       token * mask_row_bytes(shape.mask_width);
-  for (int n = clamp_key(-first); n < clamp_key(shape.mask_width - first); ++n) {
-    if (row[(first + n) / 8] >> ((first + n) % 8) & 1) bits->set(n, n + 1);
+  const int from = clamp_key(-first), to = clamp_key(shape.mask_width - first);
+  const uint8_t* row =
+      lengths.mask_bits + lengths.mask_indptr[request] + token * mask_row_bytes(shape.mask_width);
+  for (int64_t byte = (first + from) / 8; byte * 8 < first + to; ++byte) {
+    for (int b = 0; b < 8; ++b) {
+      const int64_t n = byte * 8 + b - first;
+      if (n >= from && n < to && (row[byte] >> b & 1)) bits->set_one(static_cast<int>(n));
+    }
   }
-  LeafKeys keys{0, 0, kLeaf};
-  while (keys.begin < kLeaf && !bits->has(keys.begin)) ++keys.begin;
-  while (keys.end > keys.begin && !bits->has(keys.end - 1)) --keys.end;
-  if (keys.begin == keys.end) keys.begin = keys.end = 0;
-  return keys;
+  return bits->hull();
 }
 
 template <class S>

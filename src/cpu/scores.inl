@@ -150,8 +150,15 @@ struct LeafBits {
   uint64_t word[2];
 
   bool has(int n) const { return word[n / 64] >> (n % 64) & 1; }
+  void set_one(int n) { word[n / 64] |= uint64_t{1} << (n % 64); }
   void set(int begin, int end) {
-    for (int n = begin; n < end; ++n) word[n / 64] |= uint64_t{1} << (n % 64);
+    for (int n = begin; n < end; ++n) set_one(n);
+  }
+  /** From the first bit to the last. */
+  LeafKeys hull() const {
+    if (!(word[0] | word[1])) return {0, 0, 0};
+    return {0, word[0] ? __builtin_ctzll(word[0]) : 64 + __builtin_ctzll(word[1]),
+            word[1] ? 128 - __builtin_clzll(word[1]) : 64 - __builtin_clzll(word[0])};
   }
   /** Those of the 16 keys from n on, n a multiple of 16. */
   uint32_t of_16(int n) const { return word[n / 64] >> (n % 64) & 0xffff; }

@@ -153,10 +153,10 @@ struct RowAnswer {
 /** What is done to a row's scores. */
 struct Scoring {
   float sm_scale;
-  float softcap;               // 0 = off
-  float slope;                 // ALiBi; 0 = off
-  int64_t position;            // of the query
-  std::optional<float> sink;   // learned logit
+  float softcap;              // 0 = off
+  float slope;                // ALiBi; 0 = off
+  int64_t position;           // of the query
+  std::optional<float> sink;  // learned logit
 };
 
 /**
@@ -262,8 +262,8 @@ void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, con
   }
   const std::vector<double> q64(q32.begin(), q32.end());
   const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
-  Scoring scoring{scale_of(problem), problem.logits_softcap, 0, int64_t{call.kv_len[r]} - qo_len + i,
-                  std::nullopt};
+  Scoring scoring{scale_of(problem), problem.logits_softcap, 0,
+                  int64_t{call.kv_len[r]} - qo_len + i, std::nullopt};
   if (!call.alibi_slopes.empty()) scoring.slope = call.alibi_slopes[head];
   if (!call.sink_logits.empty()) scoring.sink = call.sink_logits[head];
 

@@ -30,6 +30,17 @@ Call paged_call() {
       cases::make_spec({8, 2, 64, 64}, DType::bf16, 16, kCausal, {1, 3, 0}, {70, 40, 5}), 7);
 }
 
+/** Every request with a visible prefix of 0 and bits over one key more than its new tokens'. */
+Call masked_call() {
+  Call call = paged_call();
+  cases::Lengths width;
+  for (int32_t r = 0; r < call.batch; ++r)
+    width.push_back(std::min(call.kv_len[r], call.qo_indptr[r + 1] - call.qo_indptr[r] + 1));
+  cases::set_mask(call, width, [](int32_t, int32_t, int32_t) { return true; });
+  call.visible_prefix.assign(call.kv_len.size(), 0);
+  return call;
+}
+
 Call csr_call() {
   Spec spec = cases::make_spec({8, 2, 64, 64}, DType::bf16, 16, kCausal, {1, 3, 0}, {70, 40, 5});
   spec.csr = true;
@@ -221,6 +232,20 @@ TEST(Errors, ContentsOfRaggedLengths) {
                          });
 }
 
+TEST(Errors, MasksOfRequests) {
+  expect_refused_lengths(
+      masked_call(), {
+                         {"visible_prefix[0]", [](Call& c) { c.visible_prefix[0] = -1; }},
+                         {"visible_prefix[1]", [](Call& c) { c.visible_prefix[1] = c.kv_len[1]; }},
+                         {"mask_width[0]", [](Call& c) { c.mask_width[0] = c.kv_len[0] + 1; }},
+                         {"mask_width[0]", [](Call& c) { c.mask_width[0] = -1; }},
+                         {"mask_width[1]", [](Call& c) { c.mask_width[1] -= 2; }},
+                         {"mask_indptr[0]", [](Call& c) { c.mask_indptr[0] = -1; }},
+                         {"mask_indptr[1]", [](Call& c) { c.mask_indptr[1] = 0; }},
+                         {"mask_indptr[2]", [](Call& c) { --c.mask_indptr[2]; }},
+                     });
+}
+
 TEST(Errors, PointersOfLengths) {
   using L = attnfold_lengths;
   struct Entry {
@@ -235,6 +260,9 @@ TEST(Errors, PointersOfLengths) {
       {paged_call(), {"block_table", [](L& l) { l.block_table = nullptr; }}},
       {paged_call(), {"kv_indices", [](L& l) { l.kv_indices = &kSome; }}},
       {csr_call(), {"kv_indptr", [](L& l) { l.kv_indptr = nullptr; }}},
+      {masked_call(), {"mask_width", [](L& l) { l.mask_width = nullptr; }}},
+      {masked_call(), {"mask_indptr", [](L& l) { l.mask_indptr = nullptr; }}},
+      {masked_call(), {"mask_bits", [](L& l) { l.mask_bits = nullptr; }}},
       {ragged_call(), {"kv_indptr", [](L& l) { l.kv_indptr = nullptr; }}},
       {ragged_call(), {"block_table", [](L& l) { l.block_table = &kSome; }}},
       {ragged_call(), {"kv_indices", [](L& l) { l.kv_indices = &kSome; }}},

@@ -12,15 +12,17 @@ namespace {
 // ------------------------------------------------ one fault each
 
 TEST(CallFileFaults, WhatIsNotServedIsNamedAsUnsupported) {
-  const std::map<std::string, std::string> values = {
-      {"k_scale", "0.5"}, {"v_scale", "-2"}};
+  const std::map<std::string, std::string> values = {{"k_scale", "0.5"}, {"v_scale", "-2"}};
   for (const auto& [key, value] : values) {
     Parts parts = paged_parts();
     parts.metadata()[key] = value;
     EXPECT_TRUE(unsupported(parts.bytes(), {key, value}));
   }
-  for (const auto& [key, value] : std::map<std::string, std::string>{
-           {"logits_softcap", "30"}, {"sink_tokens", "4"}, {"attention_chunk", "64"}, {"k_scale", "1.0"}, {"v_scale", "1"}}) {
+  for (const auto& [key, value] : std::map<std::string, std::string>{{"logits_softcap", "30"},
+                                                                     {"sink_tokens", "4"},
+                                                                     {"attention_chunk", "64"},
+                                                                     {"k_scale", "1.0"},
+                                                                     {"v_scale", "1"}}) {
     Parts parts = paged_parts();
     parts.metadata()[key] = value;
     EXPECT_TRUE(reads(parts.bytes())) << key;
@@ -172,8 +174,8 @@ TEST(CallFileFaults, EachTensorFaultOfAPagedCallIsNamed) {
        missing("kv_len", {"tensor kv_len"}),
        missing("block_table", {"tensor block_table", "kv_indptr"}),
        {"unknown tensor",
-        [](Parts& p) { p.put<float>("mask_bits", "F32", {1}, {0}); },
-        {"mask_bits"}},
+        [](Parts& p) { p.put<float>("mask_words", "F32", {1}, {0}); },
+        {"mask_words"}},
        {"two tables",
         [](Parts& p) { p.put<int32_t>("kv_indices", "I32", {1}, {0}); },
         {"kv_indices", "block_table"}},
@@ -200,6 +202,29 @@ TEST(CallFileFaults, EachTensorFaultOfAPagedCallIsNamed) {
           p.put<float>("lse", "F32", {2, 3}, std::vector<float>(6));
         },
         {"tensor lse", "[3, 2]", "[2, 3]"}}});
+}
+
+TEST(CallFileFaults, EachFaultOfARequestsMaskIsNamed) {
+  const auto with = [](std::vector<int32_t> prefix, std::vector<int32_t> width, size_t num_bytes) {
+    Parts parts = paged_parts();  // 2 new tokens on 5 keys, 1 on 3
+    parts.put<int32_t>("visible_prefix", "I32", {static_cast<int64_t>(prefix.size())}, prefix);
+    parts.put<int32_t>("mask_width", "I32", {static_cast<int64_t>(width.size())}, width);
+    parts.put<uint8_t>("mask_bits", "U8", {static_cast<int64_t>(num_bytes)},
+                       std::vector<uint8_t>(num_bytes, 1));
+    return parts;
+  };
+  EXPECT_TRUE(reads(with({3, 3}, {2, 0}, 2).bytes()));
+  EXPECT_TRUE(refused(with({4, 3}, {2, 0}, 2).bytes(), {"visible_prefix[0]", "0..3", "got 4"}));
+  EXPECT_TRUE(refused(with({0, -1}, {2, 0}, 2).bytes(), {"visible_prefix[1]", "got -1"}));
+  EXPECT_TRUE(refused(with({0}, {2, 0}, 2).bytes(), {"visible_prefix", "[2]", "[1]"}));
+  EXPECT_TRUE(refused(with({0, 0}, {1, 0}, 2).bytes(), {"mask_width[0]", "2..5", "got 1"}));
+  EXPECT_TRUE(refused(with({0, 0}, {0, 4}, 1).bytes(), {"mask_width[1]", "1..3", "got 4"}));
+  EXPECT_TRUE(refused(with({0, 0}, {5, 3}, 2).bytes(), {"mask_bits", "[3]", "[2]"}));
+  Parts parts = paged_parts();
+  parts.put<int32_t>("mask_width", "I32", {2}, {2, 0});
+  EXPECT_TRUE(refused(parts.bytes(), {"mask_bits", "no such tensor"}));
+  parts.put<int32_t>("mask_bits", "I32", {2}, {1, 1});
+  EXPECT_TRUE(refused(parts.bytes(), {"mask_bits", "U8", "I32"}));
 }
 
 TEST(CallFileFaults, EachTensorFaultOfACsrCallIsNamed) {

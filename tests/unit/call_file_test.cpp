@@ -177,6 +177,24 @@ TEST(CallFile, BlockTableCsrAndRaggedFormsRead) {
             ref::answer(parse(paged_parts().bytes()).call).o);
 }
 
+TEST(CallFile, VisiblePrefixesAndMaskBitsRead) {
+  for (Parts parts : {paged_parts(), csr_parts(), ragged_parts()}) {
+    parts.put<int32_t>("visible_prefix", "I32", {2}, {2, 0});
+    parts.put<int32_t>("mask_width", "I32", {2}, {3, 1});
+    parts.put<uint8_t>("mask_bits", "U8", {3}, {0x3, 0x5, 0x0});
+    const LoadResult result = parse(parts.bytes());
+    ASSERT_TRUE(result.ok) << result.error;
+    EXPECT_EQ(result.call.visible_prefix, (std::vector<int32_t>{2, 0}));
+    EXPECT_EQ(result.call.mask_indptr, (std::vector<int64_t>{0, 2, 3}));
+    EXPECT_TRUE(ref::visible(result.call, 0, 0, 3));
+    EXPECT_FALSE(ref::visible(result.call, 0, 0, 4));
+    EXPECT_FALSE(ref::visible(result.call, 0, 1, 3));
+    EXPECT_TRUE(ref::visible(result.call, 0, 1, 4));
+    EXPECT_FALSE(ref::visible(result.call, 1, 0, 2));
+    expect_sane(result);
+  }
+}
+
 TEST(CallFile, EmptyBatchReads) {
   Parts parts;
   parts.metadata() = paged_parts().metadata();
