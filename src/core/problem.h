@@ -49,10 +49,10 @@ struct Lengths {
   int64_t block_table_stride;
   const int32_t* kv_indptr;  // [batch + 1]
   const int32_t* kv_indices;
-  const int32_t* visible_prefix;  // [batch] or null
-  const int32_t* mask_width;      // [batch] or null; with the two below
-  const int64_t* mask_indptr;     // [batch + 1] offsets into mask_bits
-  const uint8_t* mask_bits;       // per request [qo_len, mask_row_bytes(mask_width)]
+  const int32_t* visible_prefix = nullptr;  // [batch] or null
+  const int32_t* mask_width = nullptr;      // [batch] or null; with the two below
+  const int64_t* mask_indptr = nullptr;     // [batch + 1] offsets into mask_bits
+  const uint8_t* mask_bits = nullptr;       // per request [qo_len, mask_row_bytes(mask_width)]
 };
 
 /** Bytes of one query's bits. */
