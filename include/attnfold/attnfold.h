@@ -68,9 +68,23 @@ typedef enum attnfold_status {
 /** Storage types.  Values are stable. */
 typedef enum attnfold_dtype {
   ATTNFOLD_F32 = 0,
-  ATTNFOLD_F16 = 1, /* IEEE binary16 */
-  ATTNFOLD_BF16 = 2
+  ATTNFOLD_F16 = 1,  /* IEEE binary16 */
+  ATTNFOLD_BF16 = 2,
+  ATTNFOLD_E4M3 = 3, /* 8-bit float of OCP, 4 exponent bits: NaN is 0x7f and 0xff, no Inf, up to 448 */
+  ATTNFOLD_E5M2 = 4, /* 8-bit float of OCP, 5 exponent bits: Inf is 0x7c, NaN above, up to 57344 */
+  ATTNFOLD_I8 = 5    /* two's complement, -128..127 */
 } attnfold_dtype;
+
+/**
+ * What a scale belongs to.  A stored k or v counts times its scale, a float32 in attnfold_tensors.  A scale may be negative
+ * or 0; one that is not finite counts as NaN.  Scales of slots that no row sees are not read.
+ */
+typedef enum attnfold_scale_kind {
+  ATTNFOLD_SCALE_NONE = 0,       /* stored values are meant as they are; not with an 8-bit type, where that is said by a 1 */
+  ATTNFOLD_SCALE_PER_TENSOR = 1, /* [1] */
+  ATTNFOLD_SCALE_PER_HEAD = 2,   /* [kv_heads] */
+  ATTNFOLD_SCALE_PER_TOKEN = 3   /* one for each token slot and kv head: the axes of k and v without the last */
+} attnfold_scale_kind;
 
 /** Where the keys and values are. */
 typedef enum attnfold_kv_storage {
@@ -103,9 +117,9 @@ typedef struct attnfold_problem {
   int32_t kv_heads;               /* key and value heads, >= 1; qo_heads / kv_heads is the group size, any */
   int32_t head_dim_qk;            /* width of a q and a k row: a multiple of 8, 8..576 */
   int32_t head_dim_vo;            /* width of a v and an o row: a multiple of 8, 8..576 */
-  attnfold_dtype q_dtype;
-  attnfold_dtype kv_dtype;        /* of k and v; need not be q's */
-  attnfold_dtype o_dtype;         /* q's type, or F32 */
+  attnfold_dtype q_dtype;         /* F32, F16 or BF16 */
+  attnfold_dtype kv_dtype;        /* of k and v; any, need not be q's */
+  attnfold_dtype o_dtype;         /* q's type, F32, or E4M3: rounded to nearest even, to +-448 beyond, NaN kept */
   attnfold_kv_storage kv_storage;
   attnfold_kv_layout kv_layout;
   int32_t page_size;              /* tokens per page, >= 1, any; not read when ragged */
@@ -120,6 +134,10 @@ typedef struct attnfold_problem {
   float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; finite, >= 0 */
   int32_t attention_chunk;        /* n: a query at p sees keys of its own chunk [p/n*n, p/n*n + n) only; 0 = off */
   int32_t sink_tokens;            /* n: keys 0..n-1 stay visible left of window_left and of the own chunk; 0 = off */
+  attnfold_scale_kind k_scale_kind;
+  attnfold_scale_kind v_scale_kind;
+  int32_t v_in_k;                 /* 1: v is the first head_dim_vo columns of k (MLA), tensors.v stays NULL; needs
+                                     head_dim_vo <= head_dim_qk.  v_scale_kind counts for v as ever.  0 = off */
 } attnfold_problem;
 
 #define ATTNFOLD_SM_SCALE_DEFAULT (-1.0f)
@@ -128,7 +146,7 @@ typedef struct attnfold_problem {
   {                                                                                                      \
     sizeof(attnfold_problem), 1, 1, 128, 128, ATTNFOLD_BF16, ATTNFOLD_BF16, ATTNFOLD_BF16,               \
         ATTNFOLD_KV_PAGED, ATTNFOLD_NHD, 16, 0, ATTNFOLD_MASK_CAUSAL, -1, -1, ATTNFOLD_SM_SCALE_DEFAULT, \
-        0, 0, 0, 0.0f, 0, 0                                                                              \
+        0, 0, 0, 0.0f, 0, 0, ATTNFOLD_SCALE_NONE, ATTNFOLD_SCALE_NONE, 0                                 \
   }
 
 /**
@@ -217,7 +235,7 @@ typedef struct attnfold_lengths {
 /**
  * The tensors of one layer.  Set it to ATTNFOLD_TENSORS_INIT first.  A stride left at 0 means packed, in the problem's
  * layout; the head_dim axis is always contiguous.  Strides of inputs may be any, also negative.  Pointers must be aligned to
- * 16 bytes (lse: 4).  An input that holds no element may be NULL.  o and lse may not overlap an input, nor each other.
+ * 16 bytes (lse and scales: 4).  An input that holds no element may be NULL.  o and lse may not overlap an input, nor each other.
  */
 typedef struct attnfold_tensors {
   size_t struct_size;
@@ -233,10 +251,17 @@ typedef struct attnfold_tensors {
   int64_t lse_stride_row, lse_stride_head;
   const float* alibi_slopes;                               /* [qo_heads] slope * (j - p) is added to each score, or NULL */
   const float* sink_logits;                                /* [qo_heads] a learned term of each row's denominator, or NULL */
+  const float* k_scale;                                    /* of the problem's k_scale_kind; per token [num_pages, page_size,
+                                                              kv_heads], HND [num_pages, kv_heads, page_size]; ragged alike */
+  int64_t k_scale_stride_page, k_scale_stride_token, k_scale_stride_head;   /* in floats; only of axes that the kind has */
+  const float* v_scale;
+  int64_t v_scale_stride_page, v_scale_stride_token, v_scale_stride_head;
+  const float* o_scale;                                    /* [1] finite and > 0, with an E4M3 o: a stored o counts times it */
 } attnfold_tensors;
 
 #define ATTNFOLD_TENSORS_INIT \
-  { sizeof(attnfold_tensors), NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, NULL, 0, 0, NULL, NULL }
+  { sizeof(attnfold_tensors), NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, NULL, 0, 0, NULL, NULL, \
+    NULL, 0, 0, 0, NULL, 0, 0, 0, NULL }
 
 typedef struct attnfold_plan attnfold_plan;
 
@@ -299,7 +324,8 @@ typedef struct attnfold_plan_report {
   int64_t total_cost;
   int64_t max_leaf_cost;
   int64_t partial_bytes;         /* states written and read back because of cuts and shared prefixes */
-  int64_t kv_bytes;              /* bytes of k and v that the workers read, whole batch; once per kv head and row set */
+  int64_t kv_bytes;              /* bytes of k, v and scales per token that the workers read, whole batch; once per kv head
+                                    and row set, and once altogether where v lies in k */
   uint64_t schedule_id;          /* equal for equal schedules: hash of every unit and cut */
   int32_t num_prefix_groups;     /* sets of requests whose shared prefix is read together; a group within a group counts */
   int64_t num_shared_leaves;     /* leaves that they read together, once for each group */

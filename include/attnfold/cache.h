@@ -41,7 +41,7 @@ typedef struct attnfold_kv_pool {
   int64_t k_stride_page, k_stride_token, k_stride_head;    /* 0 = packed; may be negative */
   void* v;                                                 /* NULL: a pool of keys alone (MLA, where v is a part of k) */
   int64_t v_stride_page, v_stride_token, v_stride_head;
-  attnfold_dtype kv_dtype;
+  attnfold_dtype kv_dtype;                                 /* any; appending takes F32, F16 and BF16 */
   attnfold_kv_layout kv_layout;                            /* what packed means */
   int32_t kv_heads;                                        /* 1..65536 */
   int32_t head_dim_qk, head_dim_vo;                        /* multiples of 8, 8..576; head_dim_vo is not read if v is NULL */

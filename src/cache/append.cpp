@@ -108,6 +108,10 @@ Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
               const attnfold_execution* execution) {
   Append a{};
   ATTNFOLD_RETURN_IF_ERROR(resolve_pool({"pool", "pool.k", "pool.v"}, pool, &a.pool));
+  if (is_8_bit(a.pool.dtype)) {
+    return invalid("pool.kv_dtype", "f32, f16 or bf16 (rows of 8 bits need scales)",
+                   dtype_name(a.pool.dtype));
+  }
   const attnfold_kv_rows defaults = ATTNFOLD_KV_ROWS_INIT;
   attnfold_kv_rows r;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("rows", rows, defaults, &r));

@@ -49,6 +49,10 @@ class Guarded {
   Buffer buffer_;
 };
 
+const float* first_scale(const Scales& scales) {
+  return reinterpret_cast<const float*>(scales.values->data()) + scales.offset;
+}
+
 RunResult failure(attnfold_status status, std::string text) {
   RunResult result;
   result.status = status;
@@ -154,6 +158,12 @@ int64_t Call::kv_element_offset(int32_t r, int32_t token, const Strides& s, int6
   return offset + page * s.page + slot * s.token;
 }
 
+float Call::scale_at(const Scales& scales, int32_t r, int32_t token, int32_t kv_head) const {
+  if (scales.values == nullptr) return 1.0f;
+  const int64_t at = kv_element_offset(r, token, scales.strides, scales.offset);
+  return load_f32(scales.values->data(), DType::f32, at + kv_head * scales.strides.head);
+}
+
 attnfold_lengths Call::lengths() const {
   const auto pointer = [](const std::vector<int32_t>& v) {
     return v.empty() ? &kNothing : v.data();
@@ -196,10 +206,25 @@ attnfold_tensors Call::tensors() const {
   tensors.k_stride_page = k_strides.page;
   tensors.k_stride_token = k_strides.token;
   tensors.k_stride_head = k_strides.head;
-  tensors.v = v->data() + v_offset * kv_bytes;
-  tensors.v_stride_page = v_strides.page;
-  tensors.v_stride_token = v_strides.token;
-  tensors.v_stride_head = v_strides.head;
+  if (!problem.v_in_k) {
+    tensors.v = v->data() + v_offset * kv_bytes;
+    tensors.v_stride_page = v_strides.page;
+    tensors.v_stride_token = v_strides.token;
+    tensors.v_stride_head = v_strides.head;
+  }
+  if (k_scale.values != nullptr) {
+    tensors.k_scale = first_scale(k_scale);
+    tensors.k_scale_stride_page = k_scale.strides.page;
+    tensors.k_scale_stride_token = k_scale.strides.token;
+    tensors.k_scale_stride_head = k_scale.strides.head;
+  }
+  if (v_scale.values != nullptr) {
+    tensors.v_scale = first_scale(v_scale);
+    tensors.v_scale_stride_page = v_scale.strides.page;
+    tensors.v_scale_stride_token = v_scale.strides.token;
+    tensors.v_scale_stride_head = v_scale.strides.head;
+  }
+  if (problem.o_dtype == ATTNFOLD_E4M3) tensors.o_scale = &o_scale;
   if (!alibi_slopes.empty()) tensors.alibi_slopes = alibi_slopes.data();
   if (!sink_logits.empty()) tensors.sink_logits = sink_logits.data();
   return tensors;

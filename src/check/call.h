@@ -38,6 +38,14 @@ struct Strides {
   int64_t page = 0, token = 0, head = 0;  // q, o, lse: token is the row
 };
 
+/** Scales of k or v, float32 at (page, token, kv head); strides in floats, 0 along axes that the kind
+ * of scale does not have. */
+struct Scales {
+  std::shared_ptr<Buffer> values;  // or null: every scale is 1
+  Strides strides;
+  int64_t offset = 0;
+};
+
 /**
  * A call owns its tensors.  Every stride is set (never 0 = packed), so that the oracle needs no
  * defaults. The problem's maxima are at least the call's own sizes.
@@ -65,6 +73,10 @@ struct Call {
   Strides q_strides, k_strides, v_strides;
   int64_t q_offset = 0, k_offset = 0,
           v_offset = 0;  // elements from the buffer's start to element (0, 0, 0)
+  // With problem.v_in_k, v is k's buffer under k's strides.
+
+  Scales k_scale, v_scale;  // of the problem's kinds
+  float o_scale = 1.0f;     // of an o in e4m3
 
   std::vector<float> alibi_slopes;  // [qo_heads], or empty
   std::vector<float> sink_logits;   // [qo_heads], or empty
@@ -84,6 +96,8 @@ struct Call {
   /** Page id or row base and offset of key `token` of request `r`: element offset of (token, head
    * 0) in k or v. */
   int64_t kv_element_offset(int32_t r, int32_t token, const Strides& s, int64_t offset) const;
+
+  float scale_at(const Scales& scales, int32_t r, int32_t token, int32_t kv_head) const;
 
   attnfold_lengths lengths() const;  // views into this call
   attnfold_tensors tensors() const;  // o and lse left NULL

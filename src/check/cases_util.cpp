@@ -28,7 +28,9 @@ Spec make_spec(Shape shape, DType dtype, int32_t page_size, attnfold_mask_kind m
   p.kv_heads = shape.kv_heads;
   p.head_dim_qk = shape.head_dim_qk;
   p.head_dim_vo = shape.head_dim_vo;
-  p.q_dtype = p.kv_dtype = p.o_dtype = static_cast<attnfold_dtype>(dtype);
+  p.kv_dtype = static_cast<attnfold_dtype>(dtype);
+  p.q_dtype = p.o_dtype = is_8_bit(dtype) ? ATTNFOLD_BF16 : p.kv_dtype;
+  if (is_8_bit(dtype)) p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
   p.kv_storage = page_size == kRagged ? ATTNFOLD_KV_RAGGED : ATTNFOLD_KV_PAGED;
   p.page_size = page_size == kRagged ? 16 : page_size;
   p.mask = mask;
@@ -53,6 +55,18 @@ int64_t pack(const attnfold_problem& p, int32_t width, int64_t tokens, Strides& 
   s.token = static_cast<int64_t>(p.kv_heads) * width;
   s.page = p.page_size * s.token;
   return tokens * s.token;
+}
+
+/** Scales of 1. */
+Scales unit_scales(const attnfold_problem& p, attnfold_scale_kind kind, int64_t tokens) {
+  Scales scales;
+  if (kind == ATTNFOLD_SCALE_NONE) return scales;
+  int64_t n = p.kv_heads;
+  if (kind == ATTNFOLD_SCALE_PER_TOKEN) n = pack(p, 1, tokens, scales.strides);
+  scales.strides.head = kind == ATTNFOLD_SCALE_PER_TENSOR ? 0 : 1;
+  scales.values = zeros(n, ATTNFOLD_F32);
+  for (int64_t i = 0; i < n; ++i) store_f32(scales.values->data(), DType::f32, i, 1.0f);
+  return scales;
 }
 
 }  // namespace
@@ -90,7 +104,14 @@ Call zero_call(const Spec& spec) {
   call.q_strides.token = static_cast<int64_t>(p.qo_heads) * p.head_dim_qk;
   call.q = zeros(call.num_rows() * call.q_strides.token, p.q_dtype);
   call.k = zeros(pack(p, p.head_dim_qk, tokens, call.k_strides), p.kv_dtype);
-  call.v = zeros(pack(p, p.head_dim_vo, tokens, call.v_strides), p.kv_dtype);
+  if (p.v_in_k) {
+    call.v = call.k;
+    call.v_strides = call.k_strides;
+  } else {
+    call.v = zeros(pack(p, p.head_dim_vo, tokens, call.v_strides), p.kv_dtype);
+  }
+  call.k_scale = unit_scales(p, p.k_scale_kind, tokens);
+  call.v_scale = unit_scales(p, p.v_scale_kind, tokens);
   return call;
 }
 
@@ -144,7 +165,11 @@ Call with_extra_pages(const Call& call, int32_t extra, float value) {
     buffer = std::move(grown);
   };
   grow(out.k, out.k_strides, out.k_offset);
-  grow(out.v, out.v_strides, out.v_offset);
+  if (out.problem.v_in_k) {
+    out.v = out.k;
+  } else {
+    grow(out.v, out.v_strides, out.v_offset);
+  }
   out.problem.num_pages += extra;
   return out;
 }
@@ -155,6 +180,13 @@ Call deep_copy(const Call& call) {
     auto copy = std::make_shared<Buffer>((*b)->size());
     std::memcpy(copy->data(), (*b)->data(), (*b)->size());
     *b = std::move(copy);
+  }
+  if (out.problem.v_in_k) out.v = out.k;
+  for (Scales* scales : {&out.k_scale, &out.v_scale}) {
+    if (scales->values == nullptr) continue;
+    auto copy = std::make_shared<Buffer>(scales->values->size());
+    std::memcpy(copy->data(), scales->values->data(), copy->size());
+    scales->values = std::move(copy);
   }
   return out;
 }
@@ -234,6 +266,18 @@ std::string append_keys(const Call& from, const Lengths& begin, const Lengths& e
   return "";
 }
 
+namespace {
+
+/** Ragged keys begin n rows later. */
+void move_keys(Call* call, int64_t n) {
+  call->k_offset += n * call->k_strides.token;
+  call->v_offset += n * call->v_strides.token;
+  call->k_scale.offset += n * call->k_scale.strides.token;
+  call->v_scale.offset += n * call->v_scale.strides.token;
+}
+
+}  // namespace
+
 Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
   Call out = call;
   out.recorded_o.reset();
@@ -251,8 +295,7 @@ Call token_call(const Call& call, int32_t r, int32_t i, int32_t kv_len) {
                           call.kv_indices.begin() + call.kv_indptr[r + 1]);
     out.kv_indptr = {0, static_cast<int32_t>(out.kv_indices.size())};
   } else if (!call.kv_indptr.empty()) {
-    out.k_offset += call.kv_indptr[r] * call.k_strides.token;
-    out.v_offset += call.kv_indptr[r] * call.v_strides.token;
+    move_keys(&out, call.kv_indptr[r]);
     out.kv_indptr = {0, call.kv_indptr[r + 1] - call.kv_indptr[r]};
     out.num_kv_rows = out.kv_indptr[1];
   }
@@ -266,8 +309,7 @@ Call skip_keys(const Call& call, const Lengths& skip, const Lengths& kv_len) {
   const int32_t first = skip[0];  // offsets stay from 0: the first goes into the addresses
   for (int32_t r = 0; r <= call.batch; ++r)
     out.kv_indptr[r] += (r < call.batch ? skip[r] : 0) - first;
-  out.k_offset += first * call.k_strides.token;
-  out.v_offset += first * call.v_strides.token;
+  move_keys(&out, first);
   out.num_kv_rows -= first;
   return out;
 }

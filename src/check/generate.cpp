@@ -9,11 +9,11 @@ namespace attnfold::check {
 namespace {
 
 constexpr int32_t kWildPage = 0x7ffffff0;
-constexpr int kPoison = 0xff;           // a NaN in every storage type
-constexpr int32_t kSparePages = 3;      // pages of the pool that belong to no request
-constexpr int64_t kOffsetMultiple = 8;  // elements: 16 bytes or more of any type
+constexpr int kPoison = 0xff;            // a NaN in every storage type
+constexpr int32_t kSparePages = 3;       // pages of the pool that belong to no request
+constexpr int64_t kOffsetMultiple = 16;  // elements: 16 bytes or more of any type
 
-enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4, kMask = 5 };
+enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4, kMask = 5, kKScale = 6, kVScale = 7 };
 
 int32_t qo_len_of(const Call& call, int32_t r) { return call.qo_indptr[r + 1] - call.qo_indptr[r]; }
 
@@ -77,9 +77,10 @@ void allocate_q(Call* call, bool odd, int gap_byte) {
   call->q = filled(layout.elements, p.q_dtype, gap_byte);
 }
 
-/** Allocates k or v; with `odd`, pages of k and heads of v run backwards. */
-std::shared_ptr<Buffer> allocate_kv(const Call& call, int64_t dim, bool odd, bool is_v,
-                                    int gap_byte, Strides* strides, int64_t* offset) {
+/** Allocates k or v, or their scales per token; with `odd`, pages of k and heads of v run
+ * backwards. */
+std::shared_ptr<Buffer> allocate_kv(const Call& call, int64_t dim, attnfold_dtype dtype, bool odd,
+                                    bool is_v, int gap_byte, Strides* strides, int64_t* offset) {
   const attnfold_problem& p = call.problem;
   const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
   Axis pages{ragged ? 1 : p.num_pages, odd ? 7 : 0, odd && !is_v};
@@ -89,15 +90,41 @@ std::shared_ptr<Buffer> allocate_kv(const Call& call, int64_t dim, bool odd, boo
                                                     : lay_out({&pages, &heads, &tokens}, dim);
   *strides = {ragged ? 0 : pages.stride, tokens.stride, heads.stride};
   *offset = layout.offset;
-  return filled(layout.elements, p.kv_dtype, gap_byte);
+  return filled(layout.elements, dtype, gap_byte);
+}
+
+/** Scales per token lie as their tensor does; those of other kinds are one for each head, and need
+ * no new place. */
+void allocate_scales(Call* call, attnfold_scale_kind kind, bool odd, bool is_v, int gap_byte,
+                     Scales* scales) {
+  if (kind == ATTNFOLD_SCALE_PER_TOKEN) {
+    scales->values =
+        allocate_kv(*call, 1, ATTNFOLD_F32, odd, is_v, gap_byte, &scales->strides, &scales->offset);
+  } else if (kind != ATTNFOLD_SCALE_NONE && scales->values == nullptr) {
+    scales->values = filled(call->problem.kv_heads, ATTNFOLD_F32, gap_byte);
+    scales->strides.head = kind == ATTNFOLD_SCALE_PER_HEAD ? 1 : 0;
+  }
+}
+
+/** Where v lies in k, it is k. */
+void share_k(Call* call) {
+  call->v = call->k;
+  call->v_strides = call->k_strides;
+  call->v_offset = call->k_offset;
 }
 
 void allocate_kv_pair(Call* call, bool odd, int gap_byte) {
   const attnfold_problem& p = call->problem;
-  call->k =
-      allocate_kv(*call, p.head_dim_qk, odd, false, gap_byte, &call->k_strides, &call->k_offset);
-  call->v =
-      allocate_kv(*call, p.head_dim_vo, odd, true, gap_byte, &call->v_strides, &call->v_offset);
+  call->k = allocate_kv(*call, p.head_dim_qk, p.kv_dtype, odd, false, gap_byte, &call->k_strides,
+                        &call->k_offset);
+  if (p.v_in_k) {
+    share_k(call);
+  } else {
+    call->v = allocate_kv(*call, p.head_dim_vo, p.kv_dtype, odd, true, gap_byte, &call->v_strides,
+                          &call->v_offset);
+  }
+  allocate_scales(call, p.k_scale_kind, odd, false, gap_byte, &call->k_scale);
+  allocate_scales(call, p.v_scale_kind, odd, true, gap_byte, &call->v_scale);
 }
 
 // ------------------------------------------------ page tables
@@ -162,11 +189,52 @@ void make_ragged(Call* call, int32_t slack) {
 
 // ------------------------------------------------ values
 
-void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t word, float range) {
+void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t word,
+              double range) {
   for (int32_t d = 0; d < dim; d += 2) {
     const auto [a, b] = normals_of(hash_of(word, d));
     store_f32(to, static_cast<DType>(dtype), at + d, static_cast<float>(a * range));
     store_f32(to, static_cast<DType>(dtype), at + d + 1, static_cast<float>(b * range));
+  }
+}
+
+/** A scale that spreads normal draws of `range` over the codes of an 8-bit type. */
+float typical_scale(attnfold_dtype kv_dtype, float range) {
+  const float spread = kv_dtype == ATTNFOLD_I8     ? 40.0f
+                       : kv_dtype == ATTNFOLD_E4M3 ? 90.0f
+                       : kv_dtype == ATTNFOLD_E5M2 ? 9000.0f
+                                                   : 1.3f;
+  return (range > 0 ? range : 1.0f) / spread;
+}
+
+void draw_scale(Scales* scales, int64_t at, uint64_t word, float typical) {
+  const float factor = 0.5f + static_cast<float>(word >> 40) * 0x1p-24f;
+  store_f32(scales->values->data(), DType::f32, at, typical * factor);
+}
+
+/** Scales of k or v, of every head and of the keys that are drawn. */
+void draw_scales(Call* call, Tensor tensor, uint64_t seed, float range, bool only_seen) {
+  const attnfold_problem& p = call->problem;
+  const attnfold_scale_kind kind = tensor == kKScale ? p.k_scale_kind : p.v_scale_kind;
+  Scales* scales = tensor == kKScale ? &call->k_scale : &call->v_scale;
+  const float typical = typical_scale(p.kv_dtype, range);
+  if (kind == ATTNFOLD_SCALE_NONE) return;
+  if (kind != ATTNFOLD_SCALE_PER_TOKEN) {
+    for (int32_t head = 0; head < p.kv_heads; ++head)
+      draw_scale(scales, head, hash_of(seed, tensor, head), typical);
+    return;
+  }
+  for (int32_t r = 0; r < call->batch; ++r) {
+    const KeyRange keys = only_seen ? seen_of(*call, r) : KeyRange{0, call->kv_len[r], 0};
+    for (int64_t j = 0; j < keys.end; ++j) {
+      if (!keys.meets(j, j + 1)) continue;
+      const int64_t at =
+          call->kv_element_offset(r, static_cast<int32_t>(j), scales->strides, scales->offset);
+      for (int32_t head = 0; head < p.kv_heads; ++head) {
+        draw_scale(scales, at + head * scales->strides.head, hash_of(seed, tensor, r, j, head),
+                   typical);
+      }
+    }
   }
 }
 
@@ -191,14 +259,16 @@ void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_se
   const Strides& strides = tensor == kK ? call->k_strides : call->v_strides;
   const int64_t offset = tensor == kK ? call->k_offset : call->v_offset;
   const int32_t dim = tensor == kK ? p.head_dim_qk : p.head_dim_vo;
+  const Scales& scales = tensor == kK ? call->k_scale : call->v_scale;
   for (int32_t r = 0; r < call->batch; ++r) {
     const KeyRange keys = only_seen ? seen_of(*call, r) : KeyRange{0, call->kv_len[r], 0};
     for (int64_t j = 0; j < keys.end; ++j) {
       if (!keys.meets(j, j + 1)) continue;
       const int64_t at = call->kv_element_offset(r, static_cast<int32_t>(j), strides, offset);
       for (int32_t head = 0; head < p.kv_heads; ++head) {
+        const double scale = call->scale_at(scales, r, static_cast<int32_t>(j), head);
         draw_row(to.data(), p.kv_dtype, at + head * strides.head, dim,
-                 hash_of(seed, tensor, r, j, head), range);
+                 hash_of(seed, tensor, r, j, head), range / scale);
       }
     }
   }
@@ -275,7 +345,17 @@ void copy_mask(const Call& from, int32_t r_from, int32_t begin, Call* to, int32_
   }
 }
 
-/** k and v of the keys of request `r_from` that some row of request `r_to` sees. */
+void copy_scales(const Call& from, const Scales& scales_from, int32_t r_from, int32_t r_to,
+                 int32_t j, const Call& to, Scales* scales_to) {
+  const int64_t at = to.kv_element_offset(r_to, j, scales_to->strides, scales_to->offset);
+  for (int32_t head = 0; head < from.problem.kv_heads; ++head) {
+    store_f32(scales_to->values->data(), DType::f32, at + head * scales_to->strides.head,
+              from.scale_at(scales_from, r_from, j, head));
+  }
+}
+
+/** k and v, and their scales per token, of the keys of request `r_from` that some row of request
+ * `r_to` sees. */
 void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
   const attnfold_problem& p = from.problem;
   const int64_t bytes = dtype_bytes(static_cast<DType>(p.kv_dtype));
@@ -283,6 +363,10 @@ void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
   for (int64_t key = 0; key < seen.end; ++key) {
     if (!seen.meets(key, key + 1)) continue;
     const int32_t j = static_cast<int32_t>(key);
+    if (p.k_scale_kind == ATTNFOLD_SCALE_PER_TOKEN)
+      copy_scales(from, from.k_scale, r_from, r_to, j, *to, &to->k_scale);
+    if (p.v_scale_kind == ATTNFOLD_SCALE_PER_TOKEN)
+      copy_scales(from, from.v_scale, r_from, r_to, j, *to, &to->v_scale);
     const int64_t k_from = from.kv_element_offset(r_from, j, from.k_strides, from.k_offset);
     const int64_t v_from = from.kv_element_offset(r_from, j, from.v_strides, from.v_offset);
     const int64_t k_to = to->kv_element_offset(r_to, j, to->k_strides, to->k_offset);
@@ -291,6 +375,7 @@ void copy_keys(const Call& from, int32_t r_from, Call* to, int32_t r_to) {
       std::memcpy(to->k->data() + (k_to + head * to->k_strides.head) * bytes,
                   from.k->data() + (k_from + head * from.k_strides.head) * bytes,
                   p.head_dim_qk * bytes);
+      if (p.v_in_k) continue;
       std::memcpy(to->v->data() + (v_to + head * to->v_strides.head) * bytes,
                   from.v->data() + (v_from + head * from.v_strides.head) * bytes,
                   p.head_dim_vo * bytes);
@@ -358,8 +443,11 @@ Call generate(const Spec& spec, uint64_t seed) {
   draw_q(&call, seed, spec.q_range);
   call.alibi_slopes = spec.alibi_slopes;
   call.sink_logits = spec.sink_logits;
+  call.o_scale = spec.o_scale;
+  draw_scales(&call, kKScale, seed, spec.k_range, spec.poison);
+  draw_scales(&call, kVScale, seed, spec.v_range, spec.poison);
   draw_kv(&call, kK, seed, spec.k_range, spec.poison);
-  draw_kv(&call, kV, seed, spec.v_range, spec.poison);
+  if (!call.problem.v_in_k) draw_kv(&call, kV, seed, spec.v_range, spec.poison);
   call.origin = "generated, seed " + std::to_string(seed);
   return call;
 }

@@ -30,7 +30,9 @@ struct Spec {
   std::vector<int32_t> visible_prefix;                   // [batch], or empty
   std::vector<int32_t> mask_width;                       // [batch], or empty
   MaskBits mask_bits = MaskBits::random;                 // what to draw for mask_width
-  float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of normal draws
+  float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of normal draws,
+                                                         // scales included
+  float o_scale = 0.01f;                                 // of an o in e4m3
 };
 
 /** Same spec and seed: same call.  The values of a request's q, k, v depend on (seed, request

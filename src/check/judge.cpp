@@ -13,6 +13,7 @@ namespace attnfold::check {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kE4m3Max = 448;  // where an o in e4m3 saturates
 
 /** Where a row comes from, for people. */
 struct Place {
@@ -48,6 +49,8 @@ FloatFormat format_of(DType type) {
       return {11, -14, 65520.0};
     case DType::bf16:
       return {8, -126, 0x1.ffp127};
+    case DType::e4m3:
+      return {4, -6, kInf};
     default:
       return {24, -126, 0x1.ffffffp127};
   }
@@ -76,10 +79,12 @@ bool same_kind(double truth, double got) {
   return truth == got;
 }
 
-Distance distance(double truth, double got, double bound, DType type, int roundings) {
+/** `scale` is what stored values of the type count times. */
+Distance distance(double truth, double got, double bound, DType type, int roundings,
+                  double scale = 1) {
   if (!std::isfinite(truth)) return {same_kind(truth, got) ? 0 : kInf, 0};
   const double reach = std::fabs(truth) + bound;
-  const double allowed = bound + roundings * half_unit(type, reach);
+  const double allowed = bound + roundings * half_unit(type, reach / scale) * scale;
   if (std::isinf(got) && roundings > 0 && reach >= format_of(type).overflow) {
     return {std::signbit(got) == std::signbit(truth) ? 0 : kInf, allowed};
   }
@@ -101,11 +106,15 @@ class Judge {
     const double bound =
         empty ? 0 : bound_.naive_factor * naive + bound_.floor * truth_.max_abs_v[index];
     const int64_t dim = call_.problem.head_dim_vo;
+    const bool saturates = type == DType::e4m3;
+    const double scale = saturates ? double{call_.o_scale} : 1;
     for (int64_t d = 0; d < dim; ++d) {
-      const double expected = truth_.o[index * dim + d];
-      const double got = load_f32(o, type, index * dim + d);
-      note(distance(expected, got, bound, type, empty ? 0 : roundings), index, d, expected, got,
-           &judgement_.worst_o, &judgement_.max_o_err);
+      double expected = truth_.o[index * dim + d];
+      if (saturates && !std::isnan(expected))
+        expected = std::clamp(expected, -kE4m3Max * scale, kE4m3Max * scale);
+      const double got = load_f32(o, type, index * dim + d) * scale;
+      note(distance(expected, got, bound, type, empty ? 0 : roundings, scale), index, d, expected,
+           got, &judgement_.worst_o, &judgement_.max_o_err);
     }
   }
 

@@ -38,6 +38,9 @@ constexpr int32_t kSinkTokens[] = {1, 4, 16, 127, 128, 129, 300};
 constexpr int32_t kChunks[] = {1, 16, 100, 128, 1000};
 constexpr float kSoftcaps[] = {5.0f, 30.0f, 50.0f};
 constexpr attnfold_dtype kDtypes[] = {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16};
+constexpr attnfold_dtype kByteDtypes[] = {ATTNFOLD_E4M3, ATTNFOLD_E5M2, ATTNFOLD_I8};
+constexpr attnfold_scale_kind kScaleKinds[] = {
+    ATTNFOLD_SCALE_PER_TENSOR, ATTNFOLD_SCALE_PER_HEAD, ATTNFOLD_SCALE_PER_TOKEN};
 
 void draw_problem(Dice& dice, attnfold_problem* p) {
   p->kv_heads = dice.between(1, 4);
@@ -59,6 +62,21 @@ void draw_problem(Dice& dice, attnfold_problem* p) {
   if (dice.one_in(4)) {
     static constexpr float kScales[] = {0.0f, 0.01f, 0.125f, 1.0f, 1.7f};
     p->sm_scale = dice.of(kScales);
+  }
+}
+
+/** Storage: 8-bit keys, scales, values inside the keys, a quantised o. */
+void draw_formats(Dice& dice, Spec* spec) {
+  attnfold_problem& p = spec->problem;
+  if (dice.one_in(3)) p.kv_dtype = dice.of(kByteDtypes);
+  if (is_8_bit(static_cast<DType>(p.kv_dtype)) || dice.one_in(10)) {
+    p.k_scale_kind = dice.of(kScaleKinds);
+    p.v_scale_kind = dice.of(kScaleKinds);
+  }
+  if (p.head_dim_vo <= p.head_dim_qk && dice.one_in(8)) p.v_in_k = 1;
+  if (dice.one_in(8)) {
+    p.o_dtype = ATTNFOLD_E4M3;
+    spec->o_scale = dice.one_in(3) ? 0.001f : 0.01f * spec->v_range;  // the first saturates
   }
 }
 
@@ -151,6 +169,7 @@ Spec random_spec(std::mt19937_64& rng) {
   if (dice.one_in(8)) spec.v_range = 100.0f;
   if (dice.one_in(5)) draw_visible_prefix(dice, &spec);
   if (dice.one_in(4)) draw_mask_width(dice, &spec);
+  draw_formats(dice, &spec);
   return spec;
 }
 

@@ -20,6 +20,7 @@ struct Problem {
   float softcap;          // 0 = off; else score = softcap_log2 * tanh(q.k * softcap_scale)
   float softcap_scale;    // sm_scale / softcap
   float softcap_log2;     // softcap * log2(e)
+  int32_t v_in_k;         // 1: v's elements are the first head_dim_vo of k's
 };
 
 /** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides
@@ -38,6 +39,10 @@ struct Tensors {
   int64_t lse_stride_row, lse_stride_head;
   const float* alibi_slopes;  // [qo_heads] or null
   const float* sink_logits;   // [qo_heads] or null
+  // Scales of k and v, as float32 at [page, token, kv head], with stride 0 along what they do not
+  // depend on; data is null if there are none.  A scale that is not finite counts as NaN.
+  View<const char> k_scale, v_scale;
+  const float* o_scale;  // [1], of an o in e4m3, or null
 };
 
 /** The lengths of one step.  One of block_table and kv_indices is set, or neither if ragged. */

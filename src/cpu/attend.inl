@@ -13,11 +13,10 @@ struct LeafRows {
   const char* row[kLeaf];
 };
 
-/** Points rows [begin, end) of `out`. */
+/** Points rows [begin, end) of `out`; `bytes` are those of an element. */
 ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths,
-                                    const View<const char>& view, int request, int leaf, int begin,
-                                    int end, LeafRows* out) {
-  const int64_t bytes = dtype_bytes(p.kv_dtype);
+                                    const View<const char>& view, int64_t bytes, int request,
+                                    int leaf, int begin, int end, LeafRows* out) {
   if (p.ragged) {
     const char* base = view.data + (static_cast<int64_t>(lengths.kv_indptr[request]) +
                                     static_cast<int64_t>(leaf) * kLeaf) *
@@ -36,10 +35,10 @@ ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths,
 }
 
 /** Points the rows of `keys`; others among the same 16 repeat a valid one and are never used. */
-void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view, int request,
-                int leaf, const LeafKeys& keys, LeafRows* out) {
-  point_segment(p, lengths, view, request, leaf, 0, keys.sink, out);
-  point_segment(p, lengths, view, request, leaf, keys.begin, keys.end, out);
+void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view,
+                int64_t bytes, int request, int leaf, const LeafKeys& keys, LeafRows* out) {
+  point_segment(p, lengths, view, bytes, request, leaf, 0, keys.sink, out);
+  point_segment(p, lengths, view, bytes, request, leaf, keys.begin, keys.end, out);
   const char* valid = keys.sink > 0 ? out->row[0] : out->row[keys.begin];
   const int gap_begin = keys.sink > 0 ? keys.sink : keys.begin & ~15;
   const int end = keys.end > keys.begin ? keys.end : keys.sink;
@@ -65,6 +64,8 @@ struct UnitWork {
   LeafBits* bits = nullptr;         // [num_qo] which of them, if by_bits
   bool by_bits = false;             // the leaf at hand holds keys that a mask's bits decide about
   LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
+  LeafRows *k_scale_rows = nullptr, *v_scale_rows = nullptr;
+  float *k_scale = nullptr, *v_scale = nullptr;  // [kLeaf] of the kv head at hand
 };
 
 template <class T>
@@ -89,6 +90,10 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
   w.k = take<LeafRows>(at, 1);
   w.v = take<LeafRows>(at, 1);
   w.next_k = take<LeafRows>(at, 1);
+  w.k_scale_rows = take<LeafRows>(at, 1);
+  w.v_scale_rows = take<LeafRows>(at, 1);
+  w.k_scale = take<float>(at, kLeaf);
+  w.v_scale = take<float>(at, kLeaf);
   w.tokens = take<TokenRow>(at, max_rows);
   w.seen = take<LeafKeys>(at, max_rows);
   w.bits = take<LeafBits>(at, max_rows);
@@ -329,7 +334,50 @@ ATTNFOLD_LANE_FN ScoreMod score_mod(const UnitWork<S>& w, int row) {
           w.p.softcap_log2,
           w.p.softcap != 0.0f,
           slopes != nullptr,
-          slopes ? slopes[head] * kLog2E : 0.0f};
+          slopes ? slopes[head] * kLog2E : 0.0f,
+          w.args.tensors.k_scale.data ? w.k_scale : nullptr};
+}
+
+/** Scales of the leaf's keys under the kv head at `head_offset` bytes.  x + (x - x) is x, or NaN
+ * where x is not finite. */
+ATTNFOLD_LANE_FN void read_scales(const LeafRows& rows, const LeafKeys& keys, int64_t head_offset,
+                                  float* out) {
+  for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16)) {
+    for (int i = n; i < n + 16; ++i) {
+      float x;
+      memcpy(&x, rows.row[i] + head_offset, sizeof(x));
+      out[i] = x + (x - x);
+    }
+  }
+}
+
+template <class S>
+void point_scales(const UnitWork<S>& w, int leaf, const LeafKeys& keys) {
+  const Tensors& t = w.args.tensors;
+  const Lengths& lengths = *w.args.lengths;
+  if (t.k_scale.data) {
+    point_rows(w.p, lengths, t.k_scale, sizeof(float), w.unit.request, leaf, keys, w.k_scale_rows);
+  }
+  if (t.v_scale.data) {
+    point_rows(w.p, lengths, t.v_scale, sizeof(float), w.unit.request, leaf, keys, w.v_scale_rows);
+  }
+}
+
+/** Reads the scales of the unit's kv head h. */
+template <class S>
+void read_head_scales(const UnitWork<S>& w, int h, const LeafKeys& keys) {
+  const Tensors& t = w.args.tensors;
+  const int64_t head_bytes = (w.unit.kv_head_begin + h) * static_cast<int64_t>(sizeof(float));
+  if (t.k_scale.data)
+    read_scales(*w.k_scale_rows, keys, head_bytes * t.k_scale.stride_head, w.k_scale);
+  if (t.v_scale.data)
+    read_scales(*w.v_scale_rows, keys, head_bytes * t.v_scale.stride_head, w.v_scale);
+}
+
+/** p of one row becomes p times the scale of the value, where the row sees the key. */
+ATTNFOLD_LANE_FN void scale_weights(float* p, const LeafKeys& keys, const float* scale) {
+  for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16))
+    store(p + n, mul(load(p + n), load(scale + n)));
 }
 
 /** Fills w.leaf with the state of every row on one leaf.  Its keys are pointed already; `next` is
@@ -339,10 +387,12 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
   const LeafKeys keys = unit_keys(w, leaf);
   LeafKeys next_keys{};
-  point_rows(w.p, lengths, w.args.tensors.v, w.unit.request, leaf, keys, w.v);
+  const int64_t bytes = dtype_bytes(w.p.kv_dtype);
+  point_rows(w.p, lengths, w.args.tensors.v, bytes, w.unit.request, leaf, keys, w.v);
+  point_scales(w, leaf, keys);
   if (next >= 0) {
     next_keys = unit_keys(w, next);
-    point_rows(w.p, lengths, w.args.tensors.k, w.unit.request, next, next_keys, w.next_k);
+    point_rows(w.p, lengths, w.args.tensors.k, bytes, w.unit.request, next, next_keys, w.next_k);
   }
   const RequestShape shape = request_shape(lengths, w.unit.request);
   w.by_bits = w.unit.num_members == 0 && shape.mask_width > 0 &&
@@ -355,6 +405,7 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
   }
   leaf_scores<S, kChunks>(w, keys);
   for (int r = 0; r < w.rows; ++r) {
+    if (r % w.head_rows == 0) read_head_scales(w, r / w.head_rows, keys);
     const int token = r % w.head_rows / w.p.group_size;
     const LeafKeys& seen = w.seen[token];
     if (seen.sink == 0 && seen.begin == seen.end) {
@@ -363,8 +414,10 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
     }
     const float distance =
         static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - w.tokens[token].position);
-    leaf_softmax(w.s + static_cast<int64_t>(r) * kLeaf, seen, w.by_bits ? &w.bits[token] : nullptr,
-                 score_mod(w, r), distance, w.leaf.m + r, w.leaf.l + r);
+    float* s = w.s + static_cast<int64_t>(r) * kLeaf;
+    leaf_softmax(s, seen, w.by_bits ? &w.bits[token] : nullptr, score_mod(w, r), distance,
+                 w.leaf.m + r, w.leaf.l + r);
+    if (w.args.tensors.v_scale.data) scale_weights(s, seen, w.v_scale);
   }
   memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
   leaf_values<T>(w, keys, next >= 0 ? &next_keys : nullptr);
@@ -405,6 +458,11 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DTy
     for (int64_t i = 0; i < total.o_stride; i += 16) {
       store(acc + i, empty ? splat(0.0f) : divide(load(acc + i), divisor));
     }
+    if (args.tensors.o_scale) {
+      const Lanes o_scale = splat(*args.tensors.o_scale);
+      for (int64_t i = 0; i < total.o_stride; i += 16)
+        store(acc + i, divide(load(acc + i), o_scale));
+    }
     for (int d = 0; d < p.head_dim_vo; ++d) {
       const int e = d % kChunk;
       const int slot = lane_type == DType::bf16 ? lane_slot<DType::bf16>(e) : e;
@@ -427,7 +485,8 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
     point_unit_tokens(w);
     pack_queries(w);
     const int leaf = leaf_at(w.unit, item.leaf_begin);
-    point_rows(w.p, *args.lengths, args.tensors.k, w.unit.request, leaf, unit_keys(w, leaf), w.k);
+    point_rows(w.p, *args.lengths, args.tensors.k, dtype_bytes(w.p.kv_dtype), w.unit.request, leaf,
+               unit_keys(w, leaf), w.k);
   }
   clear_states(w.total, w.rows);
   for (int at = item.leaf_begin; at < item.leaf_end;) {

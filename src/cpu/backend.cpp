@@ -158,9 +158,10 @@ size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t rows = static_cast<size_t>(max_unit_rows(shape));
   const size_t per_row = sizeof(TokenRow) + sizeof(LeafKeys) + 2 * sizeof(uint64_t) +
                          sizeof(float) * (padded(p.head_dim_qk) + kLeaf + 3 * state_row_floats(p));
-  const size_t row_pointers = 3 * (kLeaf * sizeof(const char*));
-  const size_t rounding = 11 * 64;
-  return (rows * per_row + row_pointers + rounding + 63) / 64 * 64;
+  const size_t leaf_pointers = 5 * (kLeaf * sizeof(const char*));
+  const size_t leaf_scales = 2 * (kLeaf * sizeof(float));
+  const size_t rounding = 15 * 64;
+  return (rows * per_row + leaf_pointers + leaf_scales + rounding + 63) / 64 * 64;
 }
 
 Threads threads_of(const attnfold_execution& e) {

@@ -12,7 +12,7 @@
 template <DType T>
 ATTNFOLD_LANE_FN Pair load32_partial(const char* p, int n) {
   alignas(64) char chunk[kChunk * 4] = {};
-  memcpy(chunk, p, static_cast<size_t>(n) * (T == DType::f32 ? 4 : 2));
+  memcpy(chunk, p, static_cast<size_t>(n) * dtype_bytes(T));
   return load32<T>(chunk);
 }
 
@@ -65,7 +65,7 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
                                            const char* const* keys, int64_t head_offset,
                                            int head_dim, float* s) {
   constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
-  constexpr int kElementBytes = S::kKeys == DType::f32 ? 4 : 2;
+  constexpr int kElementBytes = dtype_bytes(S::kKeys);
   Lanes acc[kBlock];
 #pragma GCC unroll 16
   for (int f = 0; f < kBlock; ++f) acc[f] = splat(0.0f);
@@ -122,7 +122,8 @@ struct ScoreMod {
   float scale, scale_low;  // without soft-cap: score = q.k * (scale + scale_low)
   float softcap_scale, softcap_log2;
   bool softcap, alibi;
-  float slope_log2;  // ALiBi: slope * log2(e)
+  float slope_log2;        // ALiBi: slope * log2(e)
+  const float* key_scale;  // [kLeaf] scale of each key, where the row sees it; or null
 };
 
 /** Scores of 16 keys, the first at `distance` from the query (key position - query position). */
@@ -174,6 +175,58 @@ ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafBits& bits, int lane_begin
 // subtracted, so that the largest is exactly its own maximum.
 constexpr float kLargeScore = 0x1p20f;
 
+/** s becomes 2^(x - m); `plain` if scores are not modified yet. */
+ATTNFOLD_LANE_FN void row_weights(float* s, const LeafKeys& keys, const LeafBits* bits,
+                                  const ScoreMod& mod, bool plain, int lane_begin, int lane_end,
+                                  float* m) {
+  fill_unseen(s, keys, lane_begin, lane_end, kLowest);
+  if (bits) fill_unseen(s, *bits, lane_begin, lane_end, kLowest);
+  Lanes largest = splat(kLowest);
+  for (int i = lane_begin; i < lane_end; i += 16)
+    largest = max_keep_nan(load(s + i), largest);  // passes over NaN
+  const float max = plain ? reduce_max(largest) * mod.scale : reduce_max(largest);
+  const bool exact = plain && max > -kLargeScore && max < kLargeScore;
+  if (plain && !exact) {
+    for (int i = lane_begin; i < lane_end; i += 16)
+      store(s + i, mul(load(s + i), splat(mod.scale)));
+  }
+  *m = max > kLowest ? max : kLowest;
+  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low), minus_m = splat(-*m);
+  for (int i = lane_begin; i < lane_end; i += 16) {
+    const Lanes x = load(s + i);
+    store(s + i, exp2_lanes(exact ? fma(x, scale, fma(x, scale_low, minus_m)) : add(x, minus_m)));
+  }
+}
+
+/**
+ * s becomes 2^(x - m) for a row whose keys have scales and whose scores are not modified further:
+ * the factor of a key is the product of its scale and the row's, again in two floats.
+ */
+ATTNFOLD_LANE_FN void scaled_weights(float* s, const LeafKeys& keys, const LeafBits* bits,
+                                     const ScoreMod& mod, int lane_begin, int lane_end, float* m) {
+  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low);
+  alignas(64) float rounded[kLeaf];
+  for (int i = lane_begin; i < lane_end; i += 16)
+    store(rounded + i, mul(load(s + i), mul(load(mod.key_scale + i), scale)));
+  fill_unseen(rounded, keys, lane_begin, lane_end, kLowest);
+  if (bits) fill_unseen(rounded, *bits, lane_begin, lane_end, kLowest);
+  Lanes largest = splat(kLowest);
+  for (int i = lane_begin; i < lane_end; i += 16)
+    largest = max_keep_nan(load(rounded + i), largest);  // passes over NaN
+  *m = reduce_max(largest);
+  const bool exact = *m > -kLargeScore && *m < kLargeScore;
+  const Lanes minus_m = splat(-*m);
+  for (int i = lane_begin; i < lane_end; i += 16) {
+    const Lanes qk = load(s + i), key_scale = load(mod.key_scale + i);
+    const Lanes high = mul(key_scale, scale);
+    const Lanes low = fma(key_scale, scale_low, fma(key_scale, scale, sub(splat(0.0f), high)));
+    const Lanes plain = add(load(rounded + i), minus_m);
+    const Lanes fine = fma(qk, high, fma(qk, low, minus_m));
+    // An infinite q.k times a low part of any sign would be NaN.
+    store(s + i, exp2_lanes(exact ? select_below(abs(qk), __builtin_inff(), fine, plain) : plain));
+  }
+}
+
 /**
  * The state of one row on one leaf, but for o: s becomes p.
  *
@@ -192,25 +245,14 @@ ATTNFOLD_LANE_FN void leaf_softmax(float* s, const LeafKeys& keys, const LeafBit
   const bool plain = !mod.softcap && !mod.alibi;
   if (!plain) {
     for (int i = lane_begin; i < lane_end; i += 16) {
-      store(s + i, modified(mod, load(s + i), distance + static_cast<float>(i)));
+      const Lanes qk = mod.key_scale ? mul(load(s + i), load(mod.key_scale + i)) : load(s + i);
+      store(s + i, modified(mod, qk, distance + static_cast<float>(i)));
     }
   }
-  fill_unseen(s, keys, lane_begin, lane_end, kLowest);
-  if (bits) fill_unseen(s, *bits, lane_begin, lane_end, kLowest);
-  Lanes largest = splat(kLowest);
-  for (int i = lane_begin; i < lane_end; i += 16)
-    largest = max_keep_nan(load(s + i), largest);  // passes over NaN
-  const float max = plain ? reduce_max(largest) * mod.scale : reduce_max(largest);
-  const bool exact = plain && max > -kLargeScore && max < kLargeScore;
-  if (plain && !exact) {
-    for (int i = lane_begin; i < lane_end; i += 16)
-      store(s + i, mul(load(s + i), splat(mod.scale)));
-  }
-  *m = max > kLowest ? max : kLowest;
-  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low), minus_m = splat(-*m);
-  for (int i = lane_begin; i < lane_end; i += 16) {
-    const Lanes x = load(s + i);
-    store(s + i, exp2_lanes(exact ? fma(x, scale, fma(x, scale_low, minus_m)) : add(x, minus_m)));
+  if (plain && mod.key_scale) {
+    scaled_weights(s, keys, bits, mod, lane_begin, lane_end, m);
+  } else {
+    row_weights(s, keys, bits, mod, plain, lane_begin, lane_end, m);
   }
   fill_unseen(s, keys, lane_begin, lane_end, 0.0f);
   if (bits) fill_unseen(s, *bits, lane_begin, lane_end, 0.0f);

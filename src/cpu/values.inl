@@ -8,7 +8,7 @@
 template <DType T, int R, int C, bool kTail>
 ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, int64_t offset,
                                    int n_begin, int n_end, int tail, float* o, int64_t o_stride) {
-  constexpr int kElementBytes = T == DType::f32 ? 4 : 2;
+  constexpr int kElementBytes = dtype_bytes(T);
   Lanes acc[R][2 * C];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -42,7 +42,7 @@ template <DType T, int R>
 __attribute__((noinline)) void value_block(const float* p, const char* const* values,
                                            int64_t head_offset, int n_begin, int n_end,
                                            int head_dim, float* o, int64_t o_stride) {
-  constexpr int kElementBytes = T == DType::f32 ? 4 : 2;
+  constexpr int kElementBytes = dtype_bytes(T);
   constexpr int C = R == 1 ? kMaxChunks : R == 2 ? kMaxChunks / 2 : kMaxChunks / 2;
   const int chunks = head_dim / kChunk;
   int c = 0;

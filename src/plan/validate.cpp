@@ -30,10 +30,29 @@ Status check_head_dim(const char* name, int32_t value) {
   return {};
 }
 
-Status check_dtype(const char* name, int value) {
+constexpr const char* kWideTypes = "ATTNFOLD_F32, _F16 or _BF16 (0..2)";
+
+Status check_kv_dtype(int value) {
   if (value < 0 || value >= kNumDTypes)
-    return invalid(name, "ATTNFOLD_F32, _F16 or _BF16 (0..2)", value);
+    return invalid("kv_dtype", "ATTNFOLD_F32, _F16, _BF16, _E4M3, _E5M2 or _I8 (0..5)", value);
   return {};
+}
+
+Status check_o_dtype(const attnfold_problem& p) {
+  if (p.o_dtype == p.q_dtype || p.o_dtype == ATTNFOLD_F32 || p.o_dtype == ATTNFOLD_E4M3) return {};
+  const std::string expected =
+      std::string("q's type (") + dtype_name(static_cast<DType>(p.q_dtype)) + "), f32 or e4m3";
+  if (p.o_dtype < 0 || p.o_dtype >= kNumDTypes)
+    return invalid("o_dtype", expected, static_cast<int>(p.o_dtype));
+  return invalid("o_dtype", expected, dtype_name(static_cast<DType>(p.o_dtype)));
+}
+
+Status check_scale_kind(const char* name, int kind, DType kv_dtype) {
+  const int least = is_8_bit(kv_dtype) ? ATTNFOLD_SCALE_PER_TENSOR : ATTNFOLD_SCALE_NONE;
+  if (kind >= least && kind <= ATTNFOLD_SCALE_PER_TOKEN) return {};
+  return invalid(name, range_text(least, ATTNFOLD_SCALE_PER_TOKEN) + " (kv_dtype is " +
+                           dtype_name(kv_dtype) + ")",
+                 kind);
 }
 
 Status check_window(const char* name, int32_t value) {
@@ -92,14 +111,18 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   }
   ATTNFOLD_RETURN_IF_ERROR(check_head_dim("head_dim_qk", p->head_dim_qk));
   ATTNFOLD_RETURN_IF_ERROR(check_head_dim("head_dim_vo", p->head_dim_vo));
-  ATTNFOLD_RETURN_IF_ERROR(check_dtype("q_dtype", p->q_dtype));
-  ATTNFOLD_RETURN_IF_ERROR(check_dtype("kv_dtype", p->kv_dtype));
-  ATTNFOLD_RETURN_IF_ERROR(check_dtype("o_dtype", p->o_dtype));
-  if (p->o_dtype != p->q_dtype && p->o_dtype != ATTNFOLD_F32) {
-    return invalid(
-        "o_dtype",
-        std::string("q's type (") + dtype_name(static_cast<DType>(p->q_dtype)) + ") or f32",
-        dtype_name(static_cast<DType>(p->o_dtype)));
+  if (p->q_dtype < 0 || p->q_dtype > ATTNFOLD_BF16)
+    return invalid("q_dtype", kWideTypes, static_cast<int>(p->q_dtype));
+  ATTNFOLD_RETURN_IF_ERROR(check_kv_dtype(p->kv_dtype));
+  ATTNFOLD_RETURN_IF_ERROR(check_o_dtype(*p));
+  const DType kv_dtype = static_cast<DType>(p->kv_dtype);
+  ATTNFOLD_RETURN_IF_ERROR(check_scale_kind("k_scale_kind", p->k_scale_kind, kv_dtype));
+  ATTNFOLD_RETURN_IF_ERROR(check_scale_kind("v_scale_kind", p->v_scale_kind, kv_dtype));
+  ATTNFOLD_RETURN_IF_ERROR(check_range("v_in_k", p->v_in_k, 0, 1));
+  if (p->v_in_k && p->head_dim_vo > p->head_dim_qk) {
+    return invalid("head_dim_vo",
+                   "at most head_dim_qk (" + std::to_string(p->head_dim_qk) + ") with v_in_k",
+                   p->head_dim_vo);
   }
   ATTNFOLD_RETURN_IF_ERROR(check_range("kv_storage", p->kv_storage, 0, ATTNFOLD_KV_RAGGED));
   ATTNFOLD_RETURN_IF_ERROR(check_range("kv_layout", p->kv_layout, 0, ATTNFOLD_HND));
@@ -146,7 +169,8 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
           scale_low,
           p->logits_softcap,
           p->logits_softcap > 0.0f ? p->sm_scale / p->logits_softcap : 0.0f,
-          static_cast<float>(p->logits_softcap * log2e)};
+          static_cast<float>(p->logits_softcap * log2e),
+          p->v_in_k};
   return {};
 }
 

@@ -1,6 +1,7 @@
 // Checks of the tensors of one run: present, aligned, strided without overlap, apart from each
 // other.
 #include <algorithm>
+#include <cfloat>
 #include <cstdint>
 
 #include "plan/validate.h"
@@ -78,6 +79,47 @@ Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents
                    extent);
 }
 
+/** The scales of k or v: default strides as those of rows of one float. */
+Status check_scale(const char* name, const attnfold_problem& p, const TensorExtents& e,
+                   attnfold_scale_kind kind, const float* data, const KvStrides& given,
+                   View<const char>* view, Extent* extent) {
+  *extent = {name};
+  *view = {};
+  if (kind == ATTNFOLD_SCALE_NONE) {
+    if (!data) return {};
+    return invalid(name, std::string("NULL (") + name + "_kind is 0)", "a pointer");
+  }
+  if (!e.reads_kv) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, data, sizeof(float)));
+  const bool per_token = kind == ATTNFOLD_SCALE_PER_TOKEN;
+  const KvStrides packed = per_token ? packed_kv(p, e, 1) : KvStrides{0, 0, 1};
+  *view = {reinterpret_cast<const char*>(data),
+           per_token ? or_default(given.page, packed.page) : 0,
+           per_token ? or_default(given.token, packed.token) : 0,
+           kind == ATTNFOLD_SCALE_PER_TENSOR ? 0 : or_default(given.head, packed.head)};
+  const int64_t n[3] = {e.num_pages, e.kv_tokens, p.kv_heads};
+  const int64_t stride[3] = {view->stride_page, view->stride_token, view->stride_head};
+  return extent_of(name, data, n, stride, 1, sizeof(float), extent);
+}
+
+Status check_o_scale(const attnfold_problem& p, const float* o_scale, Extent* extent) {
+  *extent = {"o_scale"};
+  if (p.o_dtype != ATTNFOLD_E4M3) {
+    if (!o_scale) return {};
+    return invalid("o_scale",
+                   std::string("NULL (o_dtype is ") +
+                       dtype_name(static_cast<DType>(p.o_dtype)) + ")",
+                   "a pointer");
+  }
+  ATTNFOLD_RETURN_IF_ERROR(check_pointer("o_scale", o_scale, sizeof(float)));
+  if (!(*o_scale > 0.0f) || *o_scale > FLT_MAX) {
+    return invalid("o_scale", "a finite number > 0", *o_scale);
+  }
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(o_scale);
+  *extent = {"o_scale", begin, begin + sizeof(float)};
+  return {};
+}
+
 }  // namespace
 
 Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const int64_t (&stride)[3],
@@ -128,9 +170,26 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   ATTNFOLD_RETURN_IF_ERROR(check_kv("k", p, e, t.k,
                                     {t.k_stride_page, t.k_stride_token, t.k_stride_head},
                                     p.head_dim_qk, &out->k, &k));
-  ATTNFOLD_RETURN_IF_ERROR(check_kv("v", p, e, t.v,
-                                    {t.v_stride_page, t.v_stride_token, t.v_stride_head},
-                                    p.head_dim_vo, &out->v, &v));
+  if (p.v_in_k) {
+    if (t.v) return invalid("v", "NULL (v_in_k is 1)", "a pointer");
+    out->v = out->k;
+    v = {"v"};
+  } else {
+    ATTNFOLD_RETURN_IF_ERROR(check_kv("v", p, e, t.v,
+                                      {t.v_stride_page, t.v_stride_token, t.v_stride_head},
+                                      p.head_dim_vo, &out->v, &v));
+  }
+  Extent k_scale, v_scale, o_scale;
+  ATTNFOLD_RETURN_IF_ERROR(check_scale(
+      "k_scale", p, e, p.k_scale_kind, t.k_scale,
+      {t.k_scale_stride_page, t.k_scale_stride_token, t.k_scale_stride_head}, &out->k_scale,
+      &k_scale));
+  ATTNFOLD_RETURN_IF_ERROR(check_scale(
+      "v_scale", p, e, p.v_scale_kind, t.v_scale,
+      {t.v_scale_stride_page, t.v_scale_stride_token, t.v_scale_stride_head}, &out->v_scale,
+      &v_scale));
+  ATTNFOLD_RETURN_IF_ERROR(check_o_scale(p, t.o_scale, &o_scale));
+  if (p.o_dtype == ATTNFOLD_E4M3) out->o_scale = t.o_scale;
 
   ATTNFOLD_RETURN_IF_ERROR(check_pointer("o", t.o, kAlignment));
   out->o = {static_cast<char*>(t.o), 0, or_default(t.o_stride_row, heads * p.head_dim_vo),
@@ -143,7 +202,7 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   Extent slopes, sinks;
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("alibi_slopes", t.alibi_slopes, heads, &slopes));
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("sink_logits", t.sink_logits, heads, &sinks));
-  for (const Extent* input : {&q, &k, &v, &slopes, &sinks})
+  for (const Extent* input : {&q, &k, &v, &slopes, &sinks, &k_scale, &v_scale, &o_scale})
     ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
   out->alibi_slopes = t.alibi_slopes;
   out->sink_logits = t.sink_logits;
@@ -157,7 +216,7 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   ATTNFOLD_RETURN_IF_ERROR(extent_of("lse", t.lse, {1, rows, heads},
                                      {0, out->lse_stride_row, out->lse_stride_head}, 1,
                                      sizeof(float), &lse));
-  for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks})
+  for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks, &k_scale, &v_scale, &o_scale})
     ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
   return {};
 }

@@ -6,6 +6,8 @@
 //   lse      = log(sum_j exp(score(j)))
 //   o[d]     = sum_j exp(score(j) - lse) * v[j][d]
 //   A learned sink logit counts in lse as one more score, and in o as a v of 0.
+//   k and v are stored values times their scales; a scale that is not a finite number is NaN.
+//   Where v lies in k, its row is the beginning of k's.
 //
 // The only code shared with the engine is the exact decoding of stored values in core/dtype.h.
 //
@@ -18,9 +20,10 @@
 //                                              for float32 counts as 0, so that this does not hang
 //                                              on float64's longer reach
 //
-// Beside the truth stands its yardstick: the same formula in plain float32 without fma, each sum in
-// order of its index, and once more in the opposite order.  The largest error of the two, over all
-// rows of a request, counts for each of its rows: a single sum is now and then right by luck.
+// Beside the truth stands its yardstick: the same formula in plain float32 without fma, a scaled
+// value rounded once, each sum in order of its index, and once more in the opposite order.  The
+// largest error of the two, over all rows of a request, counts for each of its rows: a single sum
+// is now and then right by luck.
 #include "ref/oracle.h"
 
 #include <algorithm>
@@ -99,7 +102,7 @@ struct Keys {
   std::vector<int32_t> positions;  // [n] rising
   std::vector<double> k64;         // [head_dim_qk, n]
   std::vector<double> v64;         // [n, head_dim_vo]
-  std::vector<float> k32, v32;     // the same values, which float32 holds exactly
+  std::vector<float> k32, v32;     // the same values, rounded to float32 if they have a scale
   size_t n() const { return positions.size(); }
 };
 
@@ -115,6 +118,13 @@ std::vector<int32_t> seen_positions(const check::Call& call, int32_t r,
   return seen;
 }
 
+/** The scale of one key or value; nothing that is not finite can stand for a number. */
+double scale_of(const check::Call& call, const check::Scales& scales, int32_t r, int32_t key,
+                int32_t kv_head) {
+  const double scale = call.scale_at(scales, r, key, kv_head);
+  return std::isfinite(scale) ? scale : std::numeric_limits<double>::quiet_NaN();
+}
+
 void decode_keys(const check::Call& call, int32_t r, int32_t kv_head, Keys* keys) {
   const DType type = static_cast<DType>(call.problem.kv_dtype);
   const size_t n = keys->n(), head_dim_qk = call.problem.head_dim_qk,
@@ -127,16 +137,22 @@ void decode_keys(const check::Call& call, int32_t r, int32_t kv_head, Keys* keys
     const int32_t j = keys->positions[x];
     const int64_t k_at =
         call.kv_element_offset(r, j, call.k_strides, call.k_offset) + kv_head * call.k_strides.head;
-    const int64_t v_at =
-        call.kv_element_offset(r, j, call.v_strides, call.v_offset) + kv_head * call.v_strides.head;
+    const int64_t v_at = call.problem.v_in_k
+                             ? k_at
+                             : call.kv_element_offset(r, j, call.v_strides, call.v_offset) +
+                                   kv_head * call.v_strides.head;
+    const check::Buffer& v = call.problem.v_in_k ? *call.k : *call.v;
+    const double k_scale = scale_of(call, call.k_scale, r, j, kv_head);
+    const double v_scale = scale_of(call, call.v_scale, r, j, kv_head);
     for (size_t d = 0; d < head_dim_qk; ++d) {
-      keys->k32[d * n + x] = load_f32(call.k->data(), type, k_at + static_cast<int64_t>(d));
-      keys->k64[d * n + x] = keys->k32[d * n + x];
+      keys->k64[d * n + x] =
+          load_f32(call.k->data(), type, k_at + static_cast<int64_t>(d)) * k_scale;
+      keys->k32[d * n + x] = static_cast<float>(keys->k64[d * n + x]);
     }
     for (size_t d = 0; d < head_dim_vo; ++d) {
-      keys->v32[x * head_dim_vo + d] =
-          load_f32(call.v->data(), type, v_at + static_cast<int64_t>(d));
-      keys->v64[x * head_dim_vo + d] = keys->v32[x * head_dim_vo + d];
+      keys->v64[x * head_dim_vo + d] =
+          load_f32(v.data(), type, v_at + static_cast<int64_t>(d)) * v_scale;
+      keys->v32[x * head_dim_vo + d] = static_cast<float>(keys->v64[x * head_dim_vo + d]);
     }
   }
 }
@@ -244,7 +260,7 @@ double largest_finite_v(const Keys& keys, const std::vector<size_t>& seen, size_
 }
 
 /** The scale that the problem means.  It is a float, also where it is the default. */
-float scale_of(const attnfold_problem& problem) {
+float sm_scale_of(const attnfold_problem& problem) {
   if (problem.sm_scale != ATTNFOLD_SM_SCALE_DEFAULT) return problem.sm_scale;
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim_qk)));
 }
@@ -262,7 +278,7 @@ void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, con
   }
   const std::vector<double> q64(q32.begin(), q32.end());
   const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
-  Scoring scoring{scale_of(problem), problem.logits_softcap, 0,
+  Scoring scoring{sm_scale_of(problem), problem.logits_softcap, 0,
                   int64_t{call.kv_len[r]} - qo_len + i, std::nullopt};
   if (!call.alibi_slopes.empty()) scoring.slope = call.alibi_slopes[head];
   if (!call.sink_logits.empty()) scoring.sink = call.sink_logits[head];

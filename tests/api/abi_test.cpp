@@ -13,7 +13,7 @@ namespace {
 static_assert(sizeof(void*) == 8, "the offsets below are those of LP64");
 
 TEST(Abi, ProblemKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_problem), 96u);
+  EXPECT_EQ(sizeof(attnfold_problem), 112u);
   EXPECT_EQ(offsetof(attnfold_problem, struct_size), 0u);
   EXPECT_EQ(offsetof(attnfold_problem, qo_heads), 8u);
   EXPECT_EQ(offsetof(attnfold_problem, kv_heads), 12u);
@@ -36,6 +36,9 @@ TEST(Abi, ProblemKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_problem, logits_softcap), 84u);
   EXPECT_EQ(offsetof(attnfold_problem, attention_chunk), 88u);
   EXPECT_EQ(offsetof(attnfold_problem, sink_tokens), 92u);
+  EXPECT_EQ(offsetof(attnfold_problem, k_scale_kind), 96u);
+  EXPECT_EQ(offsetof(attnfold_problem, v_scale_kind), 100u);
+  EXPECT_EQ(offsetof(attnfold_problem, v_in_k), 104u);
 }
 
 TEST(Abi, ExecutionKeepsItsLayout) {
@@ -70,7 +73,7 @@ TEST(Abi, LengthsKeepTheirLayout) {
 }
 
 TEST(Abi, TensorsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_tensors), 160u);
+  EXPECT_EQ(sizeof(attnfold_tensors), 232u);
   EXPECT_EQ(offsetof(attnfold_tensors, q), 8u);
   EXPECT_EQ(offsetof(attnfold_tensors, q_stride_row), 16u);
   EXPECT_EQ(offsetof(attnfold_tensors, k), 32u);
@@ -83,6 +86,11 @@ TEST(Abi, TensorsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_tensors, lse_stride_head), 136u);
   EXPECT_EQ(offsetof(attnfold_tensors, alibi_slopes), 144u);
   EXPECT_EQ(offsetof(attnfold_tensors, sink_logits), 152u);
+  EXPECT_EQ(offsetof(attnfold_tensors, k_scale), 160u);
+  EXPECT_EQ(offsetof(attnfold_tensors, k_scale_stride_page), 168u);
+  EXPECT_EQ(offsetof(attnfold_tensors, v_scale), 192u);
+  EXPECT_EQ(offsetof(attnfold_tensors, v_scale_stride_page), 200u);
+  EXPECT_EQ(offsetof(attnfold_tensors, o_scale), 224u);
 }
 
 TEST(Abi, OutputStructsKeepTheirLayout) {
@@ -149,6 +157,13 @@ TEST(Abi, EnumeratorsKeepTheirValues) {
   EXPECT_EQ(ATTNFOLD_F32, 0);
   EXPECT_EQ(ATTNFOLD_F16, 1);
   EXPECT_EQ(ATTNFOLD_BF16, 2);
+  EXPECT_EQ(ATTNFOLD_E4M3, 3);
+  EXPECT_EQ(ATTNFOLD_E5M2, 4);
+  EXPECT_EQ(ATTNFOLD_I8, 5);
+  EXPECT_EQ(ATTNFOLD_SCALE_NONE, 0);
+  EXPECT_EQ(ATTNFOLD_SCALE_PER_TENSOR, 1);
+  EXPECT_EQ(ATTNFOLD_SCALE_PER_HEAD, 2);
+  EXPECT_EQ(ATTNFOLD_SCALE_PER_TOKEN, 3);
   EXPECT_EQ(ATTNFOLD_KV_PAGED, 0);
   EXPECT_EQ(ATTNFOLD_KV_RAGGED, 1);
   EXPECT_EQ(ATTNFOLD_NHD, 0);

@@ -45,7 +45,25 @@ TEST(CreateArguments, EveryBadFieldOfTheProblemIsNamed) {
       {"head_dim_vo", [](P& p) { p.head_dim_vo = 20; }},
       {"head_dim_vo", [](P& p) { p.head_dim_vo = INT32_MAX; }},
       {"q_dtype", [](P& p) { p.q_dtype = enumerator<attnfold_dtype>(3); }},
+      {"q_dtype", [](P& p) { p.q_dtype = p.o_dtype = ATTNFOLD_E4M3; }},
       {"kv_dtype", [](P& p) { p.kv_dtype = enumerator<attnfold_dtype>(-1); }},
+      {"kv_dtype", [](P& p) { p.kv_dtype = enumerator<attnfold_dtype>(6); }},
+      {"k_scale_kind", [](P& p) { p.kv_dtype = ATTNFOLD_E4M3; }},  // 8 bits without a scale
+      {"k_scale_kind", [](P& p) { p.k_scale_kind = enumerator<attnfold_scale_kind>(4); }},
+      {"v_scale_kind", [](P& p) { p.v_scale_kind = enumerator<attnfold_scale_kind>(-1); }},
+      {"v_scale_kind",
+       [](P& p) {
+         p.kv_dtype = ATTNFOLD_I8;
+         p.k_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+       }},
+      {"o_dtype", [](P& p) { p.o_dtype = ATTNFOLD_I8; }},
+      {"o_dtype", [](P& p) { p.o_dtype = ATTNFOLD_E5M2; }},
+      {"v_in_k", [](P& p) { p.v_in_k = 2; }},
+      {"head_dim_vo",
+       [](P& p) {
+         p.v_in_k = 1;
+         p.head_dim_vo = 24;  // wider than k
+       }},
       {"o_dtype", [](P& p) { p.o_dtype = enumerator<attnfold_dtype>(99); }},
       {"o_dtype", [](P& p) { p.o_dtype = ATTNFOLD_BF16; }},  // neither q's nor f32
       {"kv_storage", [](P& p) { p.kv_storage = enumerator<attnfold_kv_storage>(2); }},
@@ -268,6 +286,71 @@ TEST(RunArguments, EveryBadTensorIsNamedAndNothingIsWritten) {
   }
 }
 
+/** A call with scales of every kind in turn, and o in e4m3. */
+TEST(RunArguments, EveryBadScaleIsNamedAndNothingIsWritten) {
+  static float scales[4096] = {0.5f, 2.0f};
+  struct ScaleFault {
+    const char* argument;
+    attnfold_scale_kind kind;
+    std::function<void(SmallCall&)> make;
+  };
+  using C = SmallCall;
+  const auto at = [](int bytes) {
+    return reinterpret_cast<float*>(reinterpret_cast<char*>(scales) + bytes);
+  };
+  const ScaleFault faults[] = {
+      {"k_scale", ATTNFOLD_SCALE_NONE, [&](C& c) { c.tensors.k_scale = scales; }},
+      {"v_scale", ATTNFOLD_SCALE_NONE, [&](C& c) { c.tensors.v_scale = scales; }},
+      {"k_scale", ATTNFOLD_SCALE_PER_TENSOR, [&](C& c) { c.tensors.k_scale = nullptr; }},
+      {"v_scale", ATTNFOLD_SCALE_PER_HEAD, [&](C& c) { c.tensors.v_scale = nullptr; }},
+      {"k_scale", ATTNFOLD_SCALE_PER_HEAD, [&](C& c) { c.tensors.k_scale = at(2); }},
+      {"v_scale", ATTNFOLD_SCALE_PER_TOKEN, [&](C& c) { c.tensors.v_scale = at(5); }},
+      {"k_scale", ATTNFOLD_SCALE_PER_TOKEN,
+       [](C& c) { c.tensors.k_scale_stride_page = INT64_MAX; }},
+      {"v_scale", ATTNFOLD_SCALE_PER_HEAD,
+       [](C& c) { c.tensors.v_scale_stride_head = INT64_MIN; }},
+      {"o", ATTNFOLD_SCALE_PER_TOKEN, [](C& c) { c.tensors.k_scale = c.o.data(); }},
+      {"lse", ATTNFOLD_SCALE_PER_TENSOR, [](C& c) { c.tensors.v_scale = c.lse.data(); }},
+      {"o_scale", ATTNFOLD_SCALE_NONE, [&](C& c) { c.tensors.o_scale = nullptr; }},
+      {"o_scale", ATTNFOLD_SCALE_NONE, [&](C& c) { c.tensors.o_scale = at(1); }},
+      {"o_scale", ATTNFOLD_SCALE_NONE, [&](C& c) { c.tensors.o_scale = at(8); }},  // 0
+  };
+  int index = 0;
+  for (const auto& [argument, kind, make] : faults) {
+    SmallCall call;
+    call.problem.k_scale_kind = call.problem.v_scale_kind = kind;
+    call.problem.o_dtype = ATTNFOLD_E4M3;
+    if (kind != ATTNFOLD_SCALE_NONE) call.tensors.k_scale = call.tensors.v_scale = scales;
+    call.tensors.o_scale = scales;
+    const PlanPtr plan = make_plan(call, execution(1, 2));
+    ASSERT_NE(plan, nullptr);
+    EXPECT_EQ(run(plan.get(), call.tensors), ATTNFOLD_OK) << attnfold_last_error();
+    make(call);
+    call.poison_outputs();
+    EXPECT_EQ(run(plan.get(), call.tensors), ATTNFOLD_INVALID_ARGUMENT)
+        << "fault " << index << ", of " << argument;
+    EXPECT_TRUE(names_argument(attnfold_last_error(), argument)) << "fault " << index;
+    EXPECT_TRUE(call.outputs_untouched()) << "fault " << index;
+    ++index;
+  }
+}
+
+TEST(RunArguments, AnOScaleWithoutAQuantisedOAndAVBesideKAreNamed) {
+  SmallCall call;
+  const float scale = 1.0f;
+  call.tensors.o_scale = &scale;
+  const PlanPtr plain = make_plan(call, execution(1, 1));
+  EXPECT_EQ(run(plain.get(), call.tensors), ATTNFOLD_INVALID_ARGUMENT);
+  EXPECT_TRUE(names_argument(attnfold_last_error(), "o_scale"));
+  call.tensors.o_scale = nullptr;
+  call.problem.v_in_k = 1;
+  const PlanPtr in_k = make_plan(call, execution(1, 1));
+  EXPECT_EQ(run(in_k.get(), call.tensors), ATTNFOLD_INVALID_ARGUMENT);
+  EXPECT_TRUE(names_argument(attnfold_last_error(), "v"));
+  call.tensors.v = nullptr;
+  EXPECT_EQ(run(in_k.get(), call.tensors), ATTNFOLD_OK) << attnfold_last_error();
+}
+
 TEST(RunArguments, AWorkspaceThatIsShortOrMissingIsNamedAndNothingIsWritten) {
   SmallCall call;
   const PlanPtr plan = make_plan(call, execution(2, 4));
@@ -362,8 +445,10 @@ TEST(Information, AnIndexOutOfRangeIsNamed) {
 TEST(Information, EveryKernelRowDescribesItselfAndSomeRowServesEverySoundProblem) {
   ASSERT_GE(attnfold_num_kernels(), 1);
   SmallCall call;
+  call.problem.k_scale_kind = call.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
   for (const attnfold_dtype q : {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16}) {
-    for (const attnfold_dtype kv : {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16}) {
+    for (const attnfold_dtype kv : {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16, ATTNFOLD_E4M3,
+                                    ATTNFOLD_E5M2, ATTNFOLD_I8}) {
       call.problem.q_dtype = call.problem.o_dtype = q;
       call.problem.kv_dtype = kv;
       int served = 0;

@@ -75,6 +75,7 @@ TEST(CacheArguments, OfAppend) {
   const Fault<Append> faults[] = {
       {"pool.struct_size", [](Append& a) { a.pool.struct_size = 3; }, "3"},
       {"pool.kv_dtype", [](Append& a) { a.pool.kv_dtype = enumerator<attnfold_dtype>(77); }, "77"},
+      {"pool.kv_dtype", [](Append& a) { a.pool.kv_dtype = ATTNFOLD_E4M3; }, "e4m3"},
       {"pool.kv_layout", [](Append& a) { a.pool.kv_layout = enumerator<attnfold_kv_layout>(2); }},
       {"pool.kv_heads", [](Append& a) { a.pool.kv_heads = 0; }, "0"},
       {"pool.head_dim_qk", [](Append& a) { a.pool.head_dim_qk = 12; }, "12"},

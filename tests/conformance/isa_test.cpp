@@ -21,10 +21,16 @@ std::vector<std::string> available_isas() {
   return isas;
 }
 
+constexpr DType kTypes[] = {DType::f32,  DType::f16,  DType::bf16,
+                            DType::e4m3, DType::e5m2, DType::i8};
+
+/** 8-bit types with scales per token. */
 Call call_of(DType type, uint64_t seed) {
-  return generate(
-      cases::make_spec({6, 2, 72, 64}, type, 16, cases::kCausal, {1, 3, 40}, {2300, 200, 90}),
-      seed);
+  Spec spec =
+      cases::make_spec({6, 2, 72, 64}, type, 16, cases::kCausal, {1, 3, 40}, {2300, 200, 90});
+  if (is_8_bit(type))
+    spec.problem.k_scale_kind = spec.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TOKEN;
+  return generate(spec, seed);
 }
 
 /** Kernel names read cpu_<isa>/.. */
@@ -45,7 +51,7 @@ TEST(Isa, ExecutionTakesOverTheEnvironment) {
   const uint64_t seed = test::seed();
   for (const std::string& isa : available_isas()) {
     if (isa == "avx512_bf16") continue;  // serves bf16 alone: below
-    for (DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (DType type : kTypes) {
       Answer answer;
       ATTNFOLD_ASSERT_HOLDS(
           cases::run(call_of(type, seed), cases::execution({seed, isa.c_str()}), answer))
@@ -64,8 +70,9 @@ TEST(Isa, UnknownAndUnavailableAreRefused) {
 
 TEST(Isa, EqualNumericsIdsGiveEqualBits) {
   const uint64_t seed = test::seed();
-  for (DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (DType type : kTypes) {
     const Call call = call_of(type, seed);
+    const DType o_type = static_cast<DType>(call.problem.o_dtype);
     const ref::Truth truth = ref::answer(call);
     std::map<std::string, Answer> by_id;
     std::map<std::string, std::string> id_of;
@@ -78,7 +85,7 @@ TEST(Isa, EqualNumericsIdsGiveEqualBits) {
           << isa;
       ATTNFOLD_EXPECT_HOLDS(cases::same_bytes(call, result.answer, answer, isa + " twice"));
       const Judgement j =
-          judge(call, truth, answer.o.data(), type, answer.lse.data(), type == DType::f32 ? 0 : 1);
+          judge(call, truth, answer.o.data(), o_type, answer.lse.data(), o_type == DType::f32 ? 0 : 1);
       EXPECT_TRUE(j.right) << isa << ": " << j.text;
       id_of[isa] = answer.numerics_id;
       const auto [at, is_new] = by_id.try_emplace(answer.numerics_id, std::move(answer));

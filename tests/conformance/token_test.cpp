@@ -40,6 +40,9 @@ const Prefill kPrefills[] = {
     {{2, 1, 16, 16}, DType::bf16, 16, 40, 8400, -1},
     {{1, 1, 16, 16}, DType::f16, 128, 40, 8400, 8210},
     {{4, 2, 16, 16}, DType::f32, 16, 30, 20, -1},  // more tokens than keys
+    {{4, 1, 128, 128}, DType::e4m3, 16, 70, 300, -1},
+    {{6, 2, 72, 40}, DType::e5m2, 5, 50, 200, -1},
+    {{3, 1, 64, 64}, DType::i8, 16, 60, 2200, -1},
 };
 
 class Token : public ::testing::TestWithParam<int> {

@@ -1,8 +1,9 @@
-// Storage types: every 16-bit code, and rounding against a method that shares nothing with ours.
+// Storage types: every 16-bit and 8-bit code, and rounding against a method that shares nothing with ours.
 #include "core/dtype.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -178,6 +179,101 @@ TEST(Dtype, LoadAndStoreAgreeWithTheCodes) {
   }
 }
 
+/** An 8-bit float by its definition; `has_inf` false: the top exponent is one of numbers, but for the
+ * largest code, which is NaN. */
+struct ByteFormat {
+  int exponent_bits, fraction_bits;
+  bool has_inf;
+  float (*decode)(uint8_t);
+  uint8_t (*encode)(float);
+  double largest;
+
+  bool is_nan(uint32_t code) const {
+    const uint32_t magnitude = code & 0x7fu;
+    return has_inf ? magnitude > (0x7fu >> fraction_bits << fraction_bits) : magnitude == 0x7fu;
+  }
+  double value_of(uint32_t code) const {
+    const double sign = code >> 7 ? -1 : 1;
+    const int top = (1 << exponent_bits) - 1, bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = static_cast<int>(code >> fraction_bits) & top;
+    const double fraction = std::ldexp(code & ((1u << fraction_bits) - 1), -fraction_bits);
+    if (has_inf && exponent == top) return sign * std::numeric_limits<double>::infinity();
+    if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
+    return sign * std::ldexp(1 + fraction, exponent - bias);
+  }
+};
+constexpr ByteFormat kE4m3{4, 3, false, e4m3_to_f32, f32_to_e4m3, 448};
+constexpr ByteFormat kE5m2{5, 2, true, e5m2_to_f32, f32_to_e5m2, 57344};
+
+TEST(Dtype, EveryCodeOfThe8BitFloatsDecodesToItsValueAndBack) {
+  for (const ByteFormat& format : {kE4m3, kE5m2}) {
+    for (uint32_t code = 0; code < 256; ++code) {
+      const uint8_t byte = static_cast<uint8_t>(code);
+      const float x = format.decode(byte);
+      EXPECT_EQ(std::signbit(x), code >> 7 != 0) << std::hex << code;
+      if (format.is_nan(code)) {
+        EXPECT_TRUE(std::isnan(x)) << std::hex << code;
+        EXPECT_EQ(format.encode(x), (code & 0x80u) | 0x7fu) << "NaN keeps its sign";
+      } else {
+        EXPECT_EQ(x, format.value_of(code)) << std::hex << code;
+        const uint8_t inf_saturates = static_cast<uint8_t>((code & 0x80u) | 0x7bu);
+        EXPECT_EQ(format.encode(x), std::isinf(x) ? inf_saturates : byte) << std::hex << code;
+      }
+    }
+  }
+}
+
+/** The nearest finite code by trying them all, ties to the even one. */
+uint8_t nearest_byte(const ByteFormat& format, float x) {
+  const double magnitude = std::min(std::fabs(static_cast<double>(x)), format.largest);
+  uint32_t best = 0;
+  for (uint32_t code = 0; code < 128; ++code) {
+    if (format.is_nan(code) || std::isinf(format.value_of(code))) continue;
+    const double to_code = std::fabs(format.value_of(code) - magnitude);
+    const double to_best = std::fabs(format.value_of(best) - magnitude);
+    if (to_code < to_best || (to_code == to_best && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(best | (std::signbit(x) ? 0x80u : 0u));
+}
+
+TEST(Dtype, The8BitFloatsRoundToNearestEvenAndSaturate) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  for (const ByteFormat& format : {kE4m3, kE5m2}) {
+    const auto check = [&](float x) {
+      ASSERT_EQ(format.encode(x), nearest_byte(format, x)) << x << " 0x" << std::hex << bits_of(x);
+    };
+    for (uint32_t code = 0; code < 255; ++code) {
+      if (format.is_nan(code) || format.is_nan(code + 1)) continue;
+      const double middle = (format.value_of(code) + format.value_of(code + 1)) / 2;
+      if (!std::isfinite(middle)) continue;
+      const float x = static_cast<float>(middle);
+      for (float y : {x, std::nextafter(x, inf), std::nextafter(x, -inf)}) check(y);
+    }
+    for (float x : {inf, -inf, 1e30f, -1e30f, 449.0f, 463.0f, 464.0f, 465.0f, 60000.0f, 65536.0f})
+      check(x);
+    std::mt19937_64 rng(kSeed);
+    for (int i = 0; i < 20000; ++i) {
+      const float x = float_of(static_cast<uint32_t>(rng()));
+      if (!std::isnan(x)) check(x);
+      check(std::ldexp(static_cast<float>(rng() % 100000) - 50000.0f, -14));
+    }
+  }
+}
+
+TEST(Dtype, Int8RoundsToNearestEvenAndSaturates) {
+  for (int code = -128; code < 128; ++code) {
+    const int32_t stored = code;  // its first byte is the code
+    EXPECT_EQ(load_f32(&stored, DType::i8, 0), static_cast<float>(code));
+    EXPECT_EQ(f32_to_i8(static_cast<float>(code)), code);
+    EXPECT_EQ(f32_to_i8(static_cast<float>(code) + 0.49f), code);
+    const int even = code % 2 == 0 ? code : code + 1;
+    EXPECT_EQ(f32_to_i8(static_cast<float>(code) + 0.5f), std::min(even, 127));
+  }
+  EXPECT_EQ(f32_to_i8(1e30f), 127);
+  EXPECT_EQ(f32_to_i8(-1e30f), -128);
+  EXPECT_EQ(f32_to_i8(std::numeric_limits<float>::quiet_NaN()), 0);
+}
+
 TEST(Dtype, SizesAndNamesMatchTheApi) {
   EXPECT_EQ(dtype_bytes(DType::f32), 4);
   EXPECT_EQ(dtype_bytes(DType::f16), 2);
@@ -185,6 +281,10 @@ TEST(Dtype, SizesAndNamesMatchTheApi) {
   EXPECT_STREQ(dtype_name(DType::f32), "f32");
   EXPECT_STREQ(dtype_name(DType::f16), "f16");
   EXPECT_STREQ(dtype_name(DType::bf16), "bf16");
+  for (DType type : {DType::e4m3, DType::e5m2, DType::i8}) EXPECT_EQ(dtype_bytes(type), 1);
+  EXPECT_STREQ(dtype_name(DType::e4m3), "e4m3");
+  EXPECT_STREQ(dtype_name(DType::e5m2), "e5m2");
+  EXPECT_STREQ(dtype_name(DType::i8), "i8");
 }
 
 }  // namespace

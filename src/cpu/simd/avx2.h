@@ -103,6 +103,33 @@ struct Pair {
   Lanes a, b;
 };
 
+/** 16 halves in order. */
+ATTNFOLD_LANE_FN Lanes widen_f16(__m256i h) {
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+
+/** 16 codes of 8 bits; core/dtype.h says how the floats among them relate to f16. */
+template <DType T>
+ATTNFOLD_LANE_FN Lanes load16_bytes(const char* p) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  if constexpr (T == DType::e5m2) {
+    return widen_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8));
+  } else if constexpr (T == DType::e4m3) {
+    // Sign-extended and shifted, bit 14 repeats the sign.
+    const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
+    const __m256i fields = _mm256_set1_epi16(0x3f80), magnitude = _mm256_and_si256(h, fields);
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, fields),
+                                         _mm256_set1_epi16(0x7e00));
+    const __m256i sign = _mm256_and_si256(h, _mm256_set1_epi16(-0x8000));
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(magnitude, sign), nan);
+    return mul(widen_f16(half), splat(256.0f));
+  } else {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+  }
+}
+
 template <DType T>
 ATTNFOLD_LANE_FN Pair load32(const char* p) {
   Pair r;
@@ -118,6 +145,9 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
     const __m128i* h = reinterpret_cast<const __m128i*>(p);
     r.a = {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
     r.b = {_mm256_cvtph_ps(_mm_loadu_si128(h + 2)), _mm256_cvtph_ps(_mm_loadu_si128(h + 3))};
+  } else if constexpr (is_8_bit(T)) {
+    r.a = load16_bytes<T>(p);
+    r.b = load16_bytes<T>(p + 16);
   } else {
     const float* f = reinterpret_cast<const float*>(p);
     r.a = load(f);

@@ -82,6 +82,33 @@ struct Pair {
   Lanes a, b;
 };
 
+/** 32 halves in order. */
+ATTNFOLD_LANE_FN Pair widen_f16(__m512i h) {
+  return {{_mm512_cvtph_ps(_mm512_castsi512_si256(h))},
+          {_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1))}};
+}
+
+/** 32 codes of 8 bits; core/dtype.h says how the floats among them relate to f16. */
+template <DType T>
+ATTNFOLD_LANE_FN Pair load32_bytes(const char* p) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  if constexpr (T == DType::e5m2) {
+    return widen_f16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(x), 8));
+  } else if constexpr (T == DType::e4m3) {
+    // Sign-extended and shifted, bit 14 repeats the sign.
+    const __m512i h = _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(x), 7),
+                                       _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
+    const __m256i sign = _mm256_set1_epi8(-128);
+    const __mmask32 nan = _mm256_cmpeq_epi8_mask(_mm256_or_si256(x, sign), _mm256_set1_epi8(-1));
+    const Pair r = widen_f16(_mm512_or_si512(h, _mm512_maskz_set1_epi16(nan, 0x7e00)));
+    const Lanes unit = splat(256.0f);
+    return {mul(r.a, unit), mul(r.b, unit)};
+  } else {
+    return {{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(x)))},
+            {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(x, 1)))}};
+  }
+}
+
 template <DType T>
 ATTNFOLD_LANE_FN Pair load32(const char* p) {
   if constexpr (T == DType::bf16) {
@@ -92,6 +119,8 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
   } else if constexpr (T == DType::f16) {
     const __m256i* h = reinterpret_cast<const __m256i*>(p);
     return {{_mm512_cvtph_ps(_mm256_loadu_si256(h))}, {_mm512_cvtph_ps(_mm256_loadu_si256(h + 1))}};
+  } else if constexpr (is_8_bit(T)) {
+    return load32_bytes<T>(p);
   } else {
     const float* f = reinterpret_cast<const float*>(p);
     return {load(f), load(f + 16)};

@@ -108,7 +108,7 @@ ATTNFOLD_LANE_FN void sum_block(const Lanes* v, float* out) {
 
 /**
  * 32 consecutive elements.  bf16: a holds the even ones, b the odd ones (widening is then a shift
- * and a mask); f16 and f32: a holds the first 16, b the last 16.
+ * and a mask); other types: a holds the first 16, b the last 16.
  */
 struct Pair {
   Lanes a, b;
@@ -129,9 +129,12 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
       memcpy(&hi, p + 32 + 2 * i, 2);
       r.a.v[i] = f16_to_f32(lo);
       r.b.v[i] = f16_to_f32(hi);
-    } else {
+    } else if constexpr (T == DType::f32) {
       memcpy(&r.a.v[i], p + 4 * i, 4);
       memcpy(&r.b.v[i], p + 64 + 4 * i, 4);
+    } else {  // bytes
+      r.a.v[i] = load_f32(p, T, i);
+      r.b.v[i] = load_f32(p, T, i + 16);
     }
   }
   return r;
