@@ -28,10 +28,11 @@ Filled fill(int64_t num_elements, DType type, uint64_t seed) {
   const uintptr_t start = reinterpret_cast<uintptr_t>(buffer->data());
   const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   std::byte* data = buffer->data() + (aligned - start);
+  const float unit = type == DType::i8 ? 127 * 0x1p-31f : 0x1p-31f;
   uint64_t state = seed * 2 + 1;
   for (int64_t i = 0; i < num_elements; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    store_f32(data, type, i, static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f);
+    store_f32(data, type, i, static_cast<float>(static_cast<int32_t>(state >> 32)) * unit);
   }
   return {std::move(buffer), static_cast<int64_t>((aligned - start) / element_bytes)};
 }
@@ -43,6 +44,16 @@ void set_q(check::Call& call) {
   call.q = std::move(q.buffer);
   call.q_offset = q.offset;
   call.q_strides = {0, row, p.head_dim_qk};
+}
+
+/** Queries in bf16, over keys and values of one scale. */
+void set_scales(check::Call& call, float scale) {
+  attnfold_problem& p = call.problem;
+  p.q_dtype = p.o_dtype = ATTNFOLD_BF16;
+  p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+  call.k_scale.values = std::make_shared<check::Buffer>(sizeof(float));
+  store_f32(call.k_scale.values->data(), DType::f32, 0, scale);
+  call.v_scale = call.k_scale;
 }
 
 /** Page tables over a pool whose pages are handed out in random order. */
@@ -89,6 +100,14 @@ BenchShape ragged_shape(int32_t qo_heads, int32_t kv_heads) {
   return shape;
 }
 
+BenchShape mla_shape(int32_t kv_len) {
+  BenchShape shape = decode_shape(1, kv_len, 128, 1);
+  shape.name += " mla";
+  shape.head_dim = 576;
+  shape.head_dim_in_k = 512;
+  return shape;
+}
+
 BenchShape prefill_shape(int32_t qo_len, int32_t kv_len, int32_t qo_heads, int32_t kv_heads) {
   const std::string name =
       qo_len == kv_len ? fmt::format("causal {}", qo_len) : fmt::format("{} on {}", qo_len, kv_len);
@@ -101,7 +120,9 @@ check::Call make_call(const BenchShape& shape) {
   p.qo_heads = shape.qo_heads;
   p.kv_heads = shape.kv_heads;
   p.head_dim_qk = p.head_dim_vo = shape.head_dim;
-  p.q_dtype = p.kv_dtype = p.o_dtype = shape.dtype;
+  p.kv_dtype = p.q_dtype = p.o_dtype = shape.dtype;
+  const DType type = static_cast<DType>(shape.dtype);
+  if (is_8_bit(type)) set_scales(call, type == DType::i8 ? 1.0f / 127 : 1.0f);
   p.page_size = shape.page_size;
   call.batch = static_cast<int32_t>(shape.qo_len.size());
   call.kv_len = shape.kv_len;
@@ -114,15 +135,22 @@ check::Call make_call(const BenchShape& shape) {
   set_pages(call);
   set_q(call);
 
-  const DType type = static_cast<DType>(shape.dtype);
   const int64_t token = int64_t{p.kv_heads} * shape.head_dim;
   const int64_t pool = p.num_pages * p.page_size * token;
-  Filled k = fill(pool, type, 1), v = fill(pool, type, 2);
+  Filled k = fill(pool, type, 1);
   call.k = std::move(k.buffer);
-  call.v = std::move(v.buffer);
   call.k_offset = k.offset;
-  call.v_offset = v.offset;
   call.k_strides = call.v_strides = {p.page_size * token, token, shape.head_dim};
+  if (shape.head_dim_in_k > 0) {
+    p.head_dim_vo = shape.head_dim_in_k;
+    p.v_in_k = 1;
+    call.v = call.k;
+    call.v_offset = call.k_offset;
+    return call;
+  }
+  Filled v = fill(pool, type, 2);
+  call.v = std::move(v.buffer);
+  call.v_offset = v.offset;
   return call;
 }
 
@@ -152,7 +180,7 @@ std::vector<Piece> table_pieces(const check::Call& call) {
       const int64_t k = call.kv_element_offset(r, token, call.k_strides, call.k_offset);
       const int64_t v = call.kv_element_offset(r, token, call.v_strides, call.v_offset);
       pieces.push_back({call.k->data() + k * element_bytes, bytes});
-      pieces.push_back({call.v->data() + v * element_bytes, bytes});
+      if (!call.problem.v_in_k) pieces.push_back({call.v->data() + v * element_bytes, bytes});
     }
   }
   return pieces;
@@ -161,8 +189,10 @@ std::vector<Piece> table_pieces(const check::Call& call) {
 std::vector<Piece> pool_pieces(const check::Call& call) {
   const int64_t element_bytes = dtype_bytes(static_cast<DType>(call.problem.kv_dtype));
   const int64_t bytes = call.problem.num_pages * call.k_strides.page * element_bytes;
-  return {{call.k->data() + call.k_offset * element_bytes, bytes},
-          {call.v->data() + call.v_offset * element_bytes, bytes}};
+  std::vector<Piece> pieces = {{call.k->data() + call.k_offset * element_bytes, bytes}};
+  if (!call.problem.v_in_k)
+    pieces.push_back({call.v->data() + call.v_offset * element_bytes, bytes});
+  return pieces;
 }
 
 }  // namespace attnfold::tools

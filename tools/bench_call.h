@@ -15,15 +15,19 @@ struct BenchShape {
   std::string name;  // "1 x 32768"
   int32_t qo_heads, kv_heads;
   std::vector<int32_t> qo_len, kv_len;
-  attnfold_dtype dtype = ATTNFOLD_BF16;
+  attnfold_dtype dtype = ATTNFOLD_BF16;  // of k and v; 8-bit ones are asked for in bf16
   int32_t head_dim = 128;
   int32_t page_size = 16;
+  int32_t head_dim_in_k = 0;  // not 0: v is the first that many columns of k
 };
 
 /** `batch` decodes of kv_len keys each. */
 BenchShape decode_shape(int32_t batch, int32_t kv_len, int32_t qo_heads, int32_t kv_heads);
 /** 64 decodes of lognormal lengths, always the same ones. */
 BenchShape ragged_shape(int32_t qo_heads, int32_t kv_heads);
+/** One decode of an MLA layer: 128 heads over latent rows of 576, whose first 512 are the values.
+ */
+BenchShape mla_shape(int32_t kv_len);
 /** A causal prefill of qo_len new tokens, kv_len keys with them. */
 BenchShape prefill_shape(int32_t qo_len, int32_t kv_len, int32_t qo_heads, int32_t kv_heads);
 

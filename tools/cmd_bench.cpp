@@ -64,6 +64,9 @@ class Bench {
     one(decode_shape(16, 2048, 32, 8));
     one(typed(decode_shape(1, 32768, 32, 8), ATTNFOLD_F16));
     one(typed(decode_shape(1, 16384, 32, 8), ATTNFOLD_F32));
+    one(typed(decode_shape(1, 65536, 32, 8), ATTNFOLD_E4M3));
+    one(typed(decode_shape(1, 65536, 32, 8), ATTNFOLD_I8));
+    one(mla_shape(8192));
     if (!quick_) {
       one(ragged_shape(32, 8));
       BenchShape page_1 = decode_shape(1, 32768, 32, 8);

@@ -67,6 +67,12 @@ std::string problem_text(const attnfold_problem& p) {
   std::string text = fmt::format("{}/{} heads, head dim {}", p.qo_heads, p.kv_heads, p.head_dim_qk);
   if (p.head_dim_vo != p.head_dim_qk) text += fmt::format("/{}", p.head_dim_vo);
   text += fmt::format(", q {}, kv {}, o {}", dtype(p.q_dtype), dtype(p.kv_dtype), dtype(p.o_dtype));
+  constexpr const char* kScales[] = {"none", "tensor", "head", "token"};
+  if (p.k_scale_kind != ATTNFOLD_SCALE_NONE)
+    text += fmt::format(", k scales per {}", kScales[p.k_scale_kind]);
+  if (p.v_scale_kind != ATTNFOLD_SCALE_NONE)
+    text += fmt::format(", v scales per {}", kScales[p.v_scale_kind]);
+  if (p.v_in_k) text += ", v in k";
   text +=
       p.kv_storage == ATTNFOLD_KV_RAGGED ? ", ragged" : fmt::format(", pages of {}", p.page_size);
   text += p.kv_layout == ATTNFOLD_NHD ? ", NHD" : ", HND";

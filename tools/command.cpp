@@ -5,6 +5,8 @@
 
 #include <charconv>
 
+#include "core/dtype.h"
+
 namespace attnfold::tools {
 namespace {
 
@@ -27,11 +29,14 @@ std::pair<int32_t, int32_t> parse_pair(const std::string& flag, const std::strin
   return p;
 }
 
-attnfold_dtype parse_dtype(const std::string& flag, const std::string& text) {
-  if (text == "f32") return ATTNFOLD_F32;
-  if (text == "f16") return ATTNFOLD_F16;
-  if (text == "bf16") return ATTNFOLD_BF16;
-  throw BadInput(fmt::format("{}: expected f32, f16 or bf16, got {}", flag, text));
+attnfold_dtype parse_dtype(const std::string& flag, const std::string& text,
+                           const std::vector<DType>& types) {
+  std::vector<std::string> names;
+  for (const DType type : types) {
+    if (text == dtype_name(type)) return static_cast<attnfold_dtype>(type);
+    names.emplace_back(dtype_name(type));
+  }
+  throw BadInput(fmt::format("{}: expected one of {}, got {}", flag, fmt::join(names, ", "), text));
 }
 
 /** 0 or 1: which of the two words `text` is. */
@@ -120,8 +125,9 @@ void ProblemFlags::add_to(CLI::App* sub) {
   add("--heads", heads_, "qo_heads/kv_heads")->type_name("N[/N]");
   add("--head-dim", head_dim_, "head_dim, or head_dim_qk/head_dim_vo")->type_name("N[/N]");
   add("--q", q_, "Storage type of q: f32, f16 or bf16")->type_name("DTYPE");
-  add("--kv", kv_, "Storage type of k and v: f32, f16 or bf16")->type_name("DTYPE");
-  add("--o", o_, "Storage type of o: q's type (default) or f32")->type_name("DTYPE");
+  add("--kv", kv_, "Storage type of k and v: f32, f16, bf16, e4m3, e5m2 or i8")->type_name("DTYPE");
+  add("--o", o_, "Storage type of o: q's type (default), f32 or e4m3")->type_name("DTYPE");
+  add("--v-in-k", v_in_k_, "1: v is the first columns of k (MLA); 0 = off")->type_name("N");
   add("--storage", storage_, "Where k and v are: paged or ragged")->type_name("KIND");
   add("--layout", layout_, "Order of a page's axes: NHD (token-major) or HND (head-major)")
       ->type_name("LAYOUT");
@@ -149,9 +155,15 @@ attnfold_problem ProblemFlags::problem() const {
   attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
   std::tie(p.qo_heads, p.kv_heads) = parse_pair("--heads", heads_);
   std::tie(p.head_dim_qk, p.head_dim_vo) = parse_pair("--head-dim", head_dim_);
-  p.q_dtype = parse_dtype("--q", q_);
-  p.kv_dtype = parse_dtype("--kv", kv_);
-  p.o_dtype = o_.empty() ? p.q_dtype : parse_dtype("--o", o_);
+  p.q_dtype = parse_dtype("--q", q_, {DType::f32, DType::f16, DType::bf16});
+  p.kv_dtype = parse_dtype(
+      "--kv", kv_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::e5m2, DType::i8});
+  p.o_dtype = p.q_dtype;
+  if (!o_.empty())
+    p.o_dtype = parse_dtype("--o", o_, {DType::f32, DType::f16, DType::bf16, DType::e4m3});
+  if (is_8_bit(static_cast<DType>(p.kv_dtype)))
+    p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+  p.v_in_k = v_in_k_;
   p.kv_storage =
       static_cast<attnfold_kv_storage>(parse_either("--storage", storage_, "paged", "ragged"));
   p.kv_layout = static_cast<attnfold_kv_layout>(parse_either("--layout", layout_, "NHD", "HND"));

@@ -20,7 +20,9 @@ struct Feature {
 };
 
 attnfold_dtype dtype_of(const std::string& name) {
-  return name == "f32" ? ATTNFOLD_F32 : name == "f16" ? ATTNFOLD_F16 : ATTNFOLD_BF16;
+  int type = 0;
+  while (type < kNumDTypes - 1 && name != dtype_name(static_cast<DType>(type))) ++type;
+  return static_cast<attnfold_dtype>(type);
 }
 
 /** A plain problem in the types of a row. */
@@ -29,6 +31,7 @@ attnfold_problem plain_problem(const attnfold_kernel_info& row) {
   p.qo_heads = 8;
   p.kv_heads = 2;
   p.kv_dtype = dtype_of(row.kv_dtype);
+  p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
   const std::string q_dtypes = row.q_dtypes;
   p.q_dtype = dtype_of(q_dtypes.substr(0, q_dtypes.find(' ')));
   p.o_dtype = p.q_dtype;
@@ -65,6 +68,21 @@ std::string head_dims(int32_t row, const attnfold_problem& plain) {
 const std::vector<Feature>& features() {
   static const std::vector<Feature> kFeatures = {
       {"o in f32", [](attnfold_problem& p) { p.o_dtype = ATTNFOLD_F32; }},
+      {"o in e4m3 with a scale", [](attnfold_problem& p) { p.o_dtype = ATTNFOLD_E4M3; }},
+      {"scales of k and v per tensor",
+       [](attnfold_problem& p) { p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR; }},
+      {"scales per kv head",
+       [](attnfold_problem& p) { p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_HEAD; }},
+      {"scales per token and kv head",
+       [](attnfold_problem& p) { p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TOKEN; }},
+      {"v in the first columns of k (MLA)",
+       [](attnfold_problem& p) {
+         p.qo_heads = 128;
+         p.kv_heads = 1;
+         p.head_dim_qk = 576;
+         p.head_dim_vo = 512;
+         p.v_in_k = 1;
+       }},
       {"head_dim_qk != head_dim_vo",
        [](attnfold_problem& p) {
          p.head_dim_qk = 192;

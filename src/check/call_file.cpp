@@ -6,10 +6,10 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <limits>
 #include <set>
 
 #include "check/call_masks.h"
+#include "check/call_scales.h"
 #include "check/fields.h"
 #include "check/safetensors.h"
 
@@ -19,17 +19,18 @@ namespace {
 constexpr const char* kFormat = "attnfold-call-1";
 constexpr const char* kFormatFamily = "attnfold-call-";
 constexpr int64_t kHeadDimStep = 8;
+constexpr const char* kTypeNames[kNumDTypes] = {"F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"};
 constexpr double kLn2 = 0.693147180559945309417;
 
 const std::set<std::string> kTensors = {
     "q",          "qo_indptr", "k_cache",      "v_cache",     "block_table",
     "kv_len",     "o",         "lse",          "kv_indptr",   "kv_indices",
     "k",          "v",         "alibi_slopes", "sink_logits", "visible_prefix",
-    "mask_width", "mask_bits"};
+    "mask_width", "mask_bits", "k_scale",      "v_scale"};
 const std::set<std::string> kMetadata = {
-    "format",       "mask",    "sm_scale",    "page_size",      "kv_layout",   "window_left",
-    "window_right", "k_scale", "v_scale",     "logits_softcap", "sink_tokens", "lse_base",
-    "lse_layout",   "origin",  "recorded_by", "attention_chunk"};
+    "format",       "mask",    "sm_scale",    "page_size",       "kv_layout",   "window_left",
+    "window_right", "k_scale", "v_scale",     "logits_softcap",  "sink_tokens", "lse_base",
+    "lse_layout",   "origin",  "recorded_by", "attention_chunk", "o_scale",     "v_in_k"};
 
 bool is_note(const std::string& name) { return name.rfind("x_", 0) == 0; }
 
@@ -55,8 +56,10 @@ class CallReader : private Fields {
     } else {
       read_ragged();
     }
+    read_scales(*this, "k_scale", &call_, &call_.problem.k_scale_kind, &call_.k_scale);
+    read_scales(*this, "v_scale", &call_, &call_.problem.v_scale_kind, &call_.v_scale);
+    read_o_scale(*this, &call_);
     read_per_head_terms();
-    read_unserved();
     read_recorded();
     set_maxima();
   }
@@ -91,19 +94,20 @@ class CallReader : private Fields {
     call_.recorded_by = text("recorded_by", "");
   }
 
-  /** An 8-bit type, where the format has it, is noted as not served; bf16 then stands in for it. */
-  DType float_type(const char* name, const Array& array, bool may_be_8_bit) {
-    if (array.dtype == "F32") return DType::f32;
-    if (array.dtype == "F16") return DType::f16;
-    if (array.dtype == "BF16") return DType::bf16;
-    const bool is_8_bit =
-        array.dtype == "F8_E4M3" || array.dtype == "F8_E5M2" || array.dtype == "I8";
-    if (!may_be_8_bit || !is_8_bit) {
-      fail(std::string("tensor ") + name, "dtype F32, F16 or BF16", array.dtype);
+  /** The type of `array`, one of the first `num` that the format has. */
+  DType type_of(const char* name, const Array& array, int num, const char* expected) const {
+    for (int type = 0; type < num; ++type) {
+      if (array.dtype == kTypeNames[type]) return static_cast<DType>(type);
     }
-    not_served(std::string("tensor ") + name + ": dtype " + array.dtype +
-               " is not served; the nearest is BF16");
-    return DType::bf16;
+    fail(std::string("tensor ") + name, std::string("dtype ") + expected, array.dtype);
+  }
+
+  DType wide_type(const char* name, const Array& array) const {
+    return type_of(name, array, 3, "F32, F16 or BF16");
+  }
+
+  DType kv_type(const char* name, const Array& array) const {
+    return type_of(name, array, kNumDTypes, "F32, F16, BF16, F8_E4M3, F8_E5M2 or I8");
   }
 
   // ------------------------------------------------ the problem
@@ -133,7 +137,7 @@ class CallReader : private Fields {
   void read_q() {
     const Array& q = array("q", 3, "[qo_rows, qo_heads, head_dim_qk]");
     attnfold_problem& problem = call_.problem;
-    problem.q_dtype = static_cast<attnfold_dtype>(float_type("q", q, false));
+    problem.q_dtype = static_cast<attnfold_dtype>(wide_type("q", q));
     problem.o_dtype = problem.q_dtype;
     require_positive("q", q.shape[1], "number of heads");
     problem.qo_heads = static_cast<int32_t>(q.shape[1]);
@@ -155,18 +159,10 @@ class CallReader : private Fields {
   }
 
   /** Axes that k and v share, and their head dims. */
-  void read_k_and_v(const char* k_name, const Array& k, const char* v_name, const Array& v,
+  void read_k_and_v(const char* k_name, const Array& k, const char* v_name, const char* shape,
                     size_t heads_axis) {
     attnfold_problem& problem = call_.problem;
-    problem.kv_dtype = static_cast<attnfold_dtype>(float_type(k_name, k, true));
-    float_type(v_name, v, true);
-    if (v.dtype != k.dtype) {
-      fail(std::string("tensor ") + v_name, "dtype " + k.dtype + " as " + k_name, v.dtype);
-    }
-    std::vector<int64_t> v_shape = k.shape;
-    v_shape.back() = v.shape.back();
-    require_shape(v_name, v, v_shape, "as the keys, head_dim aside");
-
+    problem.kv_dtype = static_cast<attnfold_dtype>(kv_type(k_name, k));
     const int64_t kv_heads = k.shape[heads_axis];
     require_positive(k_name, kv_heads, "number of heads");
     if (problem.qo_heads % kv_heads != 0) {
@@ -180,9 +176,38 @@ class CallReader : private Fields {
            "the head_dim of q, " + std::to_string(problem.head_dim_qk),
            std::to_string(k.shape.back()));
     }
-    read_head_dim(v_name, v.shape.back(), &problem.head_dim_vo);
     call_.k = copy_of(k);
+    if (text("v_in_k", "0") == "0") {
+      read_v(k_name, k, v_name, shape);
+    } else {
+      read_v_in_k(v_name);
+    }
+  }
+
+  void read_v(const char* k_name, const Array& k, const char* v_name, const char* shape) {
+    const Array& v = array(v_name, k.shape.size(), shape);
+    kv_type(v_name, v);
+    if (v.dtype != k.dtype) {
+      fail(std::string("tensor ") + v_name, "dtype " + k.dtype + " as " + k_name, v.dtype);
+    }
+    std::vector<int64_t> v_shape = k.shape;
+    v_shape.back() = v.shape.back();
+    require_shape(v_name, v, v_shape, "as the keys, head_dim aside");
+    read_head_dim(v_name, v.shape.back(), &call_.problem.head_dim_vo);
     call_.v = copy_of(v);
+  }
+
+  /** v is the first columns of k. */
+  void read_v_in_k(const char* v_name) {
+    require_absent(v_name, "metadata v_in_k");
+    const int32_t width = integer("v_in_k", text("v_in_k"), 1);
+    if (width > call_.problem.head_dim_qk) {
+      fail("metadata v_in_k", "at most head_dim_qk, " + std::to_string(call_.problem.head_dim_qk),
+           std::to_string(width));
+    }
+    read_head_dim("v, in k", width, &call_.problem.head_dim_vo);
+    call_.problem.v_in_k = 1;
+    call_.v = call_.k;
   }
 
   void require_absent(const char* name, const char* beside) const {
@@ -198,7 +223,6 @@ class CallReader : private Fields {
     const char* shape = nhd ? "[num_pages, page_size, kv_heads, head_dim]"
                             : "[num_pages, kv_heads, page_size, head_dim]";
     const Array& k = array("k_cache", 4, shape);
-    const Array& v = array("v_cache", 4, shape);
     const size_t token_axis = nhd ? 1 : 2, heads_axis = nhd ? 2 : 1;
 
     attnfold_problem& problem = call_.problem;
@@ -210,9 +234,9 @@ class CallReader : private Fields {
            std::to_string(k.shape[token_axis]));
     }
     problem.num_pages = k.shape[0];
-    read_k_and_v("k_cache", k, "v_cache", v, heads_axis);
+    read_k_and_v("k_cache", k, "v_cache", shape, heads_axis);
     call_.k_strides = pool_strides(nhd, problem.head_dim_qk);
-    call_.v_strides = pool_strides(nhd, problem.head_dim_vo);
+    call_.v_strides = problem.v_in_k ? call_.k_strides : pool_strides(nhd, problem.head_dim_vo);
 
     call_.kv_len = list("kv_len", call_.batch, "[batch]");
     for (int32_t r = 0; r < call_.batch; ++r) {
@@ -299,7 +323,6 @@ class CallReader : private Fields {
     require_absent("block_table", "k and v");
     require_absent("kv_indices", "k and v");
     const Array& k = array("k", 3, "[kv_rows, kv_heads, head_dim_qk]");
-    const Array& v = array("v", 3, "[kv_rows, kv_heads, head_dim_vo]");
     attnfold_problem& problem = call_.problem;
     problem.kv_storage = ATTNFOLD_KV_RAGGED;
     problem.kv_layout = ATTNFOLD_NHD;
@@ -307,10 +330,11 @@ class CallReader : private Fields {
       fail("metadata kv_layout", "NHD with k and v", shown(text("kv_layout")));
     }
     integer("page_size", text("page_size", "1"), 1);
-    read_k_and_v("k", k, "v", v, 1);
+    read_k_and_v("k", k, "v", "[kv_rows, kv_heads, head_dim_vo]", 1);
     call_.num_kv_rows = k.shape[0];
     call_.k_strides = {0, k.shape[1] * k.shape[2], k.shape[2]};
-    call_.v_strides = {0, v.shape[1] * v.shape[2], v.shape[2]};
+    const int64_t v_width = problem.head_dim_vo;
+    call_.v_strides = problem.v_in_k ? call_.k_strides : Strides{0, k.shape[1] * v_width, v_width};
 
     call_.kv_indptr = list("kv_indptr", call_.batch + int64_t{1}, "[batch + 1]");
     require_rising("kv_indptr", call_.kv_indptr);
@@ -338,10 +362,12 @@ class CallReader : private Fields {
     require_shape("o", o, {call_.num_rows(), problem.qo_heads, problem.head_dim_vo},
                   "[qo_rows, qo_heads, head_dim_vo]");
     const std::string& q_dtype = file().arrays.at("q").dtype;
-    if (o.dtype != q_dtype && o.dtype != "F32") {
-      fail("tensor o", "dtype " + q_dtype + " as q, or F32", o.dtype);
+    if (problem.o_dtype == ATTNFOLD_E4M3) {
+      if (o.dtype != "F8_E4M3") fail("tensor o", "dtype F8_E4M3, for o_scale is given", o.dtype);
+    } else if (o.dtype != q_dtype && o.dtype != "F32") {
+      fail("tensor o", "dtype " + q_dtype + " as q, or F32, or F8_E4M3 with o_scale", o.dtype);
     }
-    call_.recorded_o_dtype = float_type("o", o, false);
+    call_.recorded_o_dtype = kv_type("o", o);
     call_.problem.o_dtype = static_cast<attnfold_dtype>(call_.recorded_o_dtype);
     call_.recorded_o = copy_of(o);
   }
@@ -389,20 +415,6 @@ class CallReader : private Fields {
   void read_per_head_terms() {
     call_.alibi_slopes = read_per_head("alibi_slopes");
     call_.sink_logits = read_per_head("sink_logits");
-  }
-
-  /** Features that the format has and this version does not serve; off, they are fine. */
-  void read_unserved() {
-    const float any = -std::numeric_limits<float>::infinity();
-    require_off("k_scale", number("k_scale", text("k_scale", "1"), any), 1.0f);
-    require_off("v_scale", number("v_scale", text("v_scale", "1"), any), 1.0f);
-  }
-
-  template <typename T>
-  void require_off(const char* key, T value, T off) {
-    if (value == off) return;
-    not_served(std::string("metadata ") + key + ": " + key + " is not served, got " +
-               shown(text(key)));
   }
 
   void set_maxima() {

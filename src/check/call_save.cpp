@@ -9,7 +9,7 @@
 namespace attnfold::check {
 namespace {
 
-const char* const kDtypeNames[kNumDTypes] = {"F32", "F16", "BF16"};
+const char* const kDtypeNames[kNumDTypes] = {"F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"};
 
 class CallWriter {
  public:
@@ -21,6 +21,8 @@ class CallWriter {
     put_metadata(recorded_by);
     put_q();
     put_kv();
+    put_scales("k_scale", call_.problem.k_scale_kind, call_.k_scale);
+    put_scales("v_scale", call_.problem.v_scale_kind, call_.v_scale);
     put_tables();
     put_request_masks();
     put_per_head();
@@ -34,9 +36,11 @@ class CallWriter {
 
  private:
   void put(const char* name, const char* dtype, std::vector<int64_t> shape, const void* data) {
-    size_t bytes = std::strcmp(dtype, "F32") == 0 || std::strcmp(dtype, "I32") == 0 ? 4
-                   : std::strcmp(dtype, "U8") == 0                                  ? 1
-                                                                                    : 2;
+    size_t bytes = 4;  // I32 and F32
+    if (std::strcmp(dtype, "U8") == 0) bytes = 1;
+    for (int type = 0; type < kNumDTypes; ++type) {
+      if (std::strcmp(dtype, kDtypeNames[type]) == 0) bytes = dtype_bytes(static_cast<DType>(type));
+    }
     for (int64_t dim : shape) bytes *= static_cast<size_t>(dim);
     file_.arrays[name] = {dtype, std::move(shape), static_cast<const std::byte*>(data), bytes};
   }
@@ -77,6 +81,8 @@ class CallWriter {
     const bool head_major = paged() && problem.kv_layout == ATTNFOLD_HND;
     metadata["kv_layout"] = head_major ? "HND" : "NHD";
     if (paged()) metadata["page_size"] = std::to_string(problem.page_size);
+    if (problem.v_in_k) metadata["v_in_k"] = std::to_string(problem.head_dim_vo);
+    if (problem.o_dtype == ATTNFOLD_E4M3) metadata["o_scale"] = number(call_.o_scale);
     if (!call_.origin.empty()) metadata["origin"] = call_.origin;
     if (!recorded_by.empty()) metadata["recorded_by"] = recorded_by;
   }
@@ -105,16 +111,30 @@ class CallWriter {
 
   void put_kv() {
     const attnfold_problem& problem = call_.problem;
-    put_kv_tensor(paged() ? "k_cache" : "k", *call_.k, call_.k_offset, call_.k_strides,
+    const DType dtype = static_cast<DType>(problem.kv_dtype);
+    put_kv_tensor(paged() ? "k_cache" : "k", dtype, *call_.k, call_.k_offset, call_.k_strides,
                   problem.head_dim_qk);
-    put_kv_tensor(paged() ? "v_cache" : "v", *call_.v, call_.v_offset, call_.v_strides,
+    if (problem.v_in_k) return;
+    put_kv_tensor(paged() ? "v_cache" : "v", dtype, *call_.v, call_.v_offset, call_.v_strides,
                   problem.head_dim_vo);
   }
 
-  void put_kv_tensor(const char* name, const Buffer& from, int64_t offset, const Strides& strides,
-                     int64_t dim) {
+  void put_scales(const char* name, attnfold_scale_kind kind, const Scales& scales) {
+    if (kind == ATTNFOLD_SCALE_PER_TENSOR) {
+      file_.metadata[name] = number(load_f32(scales.values->data(), DType::f32, scales.offset));
+    } else if (kind == ATTNFOLD_SCALE_PER_HEAD) {
+      const int64_t heads = call_.problem.kv_heads;
+      put_strided(name, DType::f32, *scales.values, scales.offset, {1, 1, heads},
+                  {0, 0, scales.strides.head}, 1, {heads});
+    } else if (kind == ATTNFOLD_SCALE_PER_TOKEN) {
+      put_kv_tensor(name, DType::f32, *scales.values, scales.offset, scales.strides, 1);
+      file_.arrays[name].shape.pop_back();  // of 1
+    }
+  }
+
+  void put_kv_tensor(const char* name, DType dtype, const Buffer& from, int64_t offset,
+                     const Strides& strides, int64_t dim) {
     const attnfold_problem& problem = call_.problem;
-    const DType dtype = static_cast<DType>(problem.kv_dtype);
     const int64_t heads = problem.kv_heads, pages = problem.num_pages, slots = problem.page_size;
     if (!paged()) {
       const int64_t rows = num_kv_rows();

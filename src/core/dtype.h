@@ -75,8 +75,8 @@ ATTNFOLD_HD inline uint16_t f32_to_f16(float x) {
   return static_cast<uint16_t>(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
 }
 
-// The 8-bit floats are those of OCP.  A code's fields, moved into those of f16, are its value (e5m2)
-// or 2^-8 of it (e4m3), subnormals included.
+// The 8-bit floats are those of OCP.  A code's fields, moved into those of f16, are its value
+// (e5m2) or 2^-8 of it (e4m3), subnormals included.
 
 /** Exact; no Inf: the codes 0x7f and 0xff are NaN, and their neighbours +-448. */
 ATTNFOLD_HD inline float e4m3_to_f32(uint8_t code) {

@@ -242,8 +242,8 @@ int64_t Plan::kv_bytes() const {
   const int64_t width = problem_.head_dim_qk + (problem_.v_in_k ? 0 : problem_.head_dim_vo);
   const int64_t scales = (given_.k_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0) +
                          (given_.v_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0);
-  return rows * (width * dtype_bytes(problem_.kv_dtype) +
-                 scales * static_cast<int64_t>(sizeof(float)));
+  return rows *
+         (width * dtype_bytes(problem_.kv_dtype) + scales * static_cast<int64_t>(sizeof(float)));
 }
 
 uint64_t Plan::schedule_id() const {

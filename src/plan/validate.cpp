@@ -50,9 +50,10 @@ Status check_o_dtype(const attnfold_problem& p) {
 Status check_scale_kind(const char* name, int kind, DType kv_dtype) {
   const int least = is_8_bit(kv_dtype) ? ATTNFOLD_SCALE_PER_TENSOR : ATTNFOLD_SCALE_NONE;
   if (kind >= least && kind <= ATTNFOLD_SCALE_PER_TOKEN) return {};
-  return invalid(name, range_text(least, ATTNFOLD_SCALE_PER_TOKEN) + " (kv_dtype is " +
-                           dtype_name(kv_dtype) + ")",
-                 kind);
+  return invalid(
+      name,
+      range_text(least, ATTNFOLD_SCALE_PER_TOKEN) + " (kv_dtype is " + dtype_name(kv_dtype) + ")",
+      kind);
 }
 
 Status check_window(const char* name, int32_t value) {

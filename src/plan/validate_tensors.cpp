@@ -93,8 +93,7 @@ Status check_scale(const char* name, const attnfold_problem& p, const TensorExte
   ATTNFOLD_RETURN_IF_ERROR(check_pointer(name, data, sizeof(float)));
   const bool per_token = kind == ATTNFOLD_SCALE_PER_TOKEN;
   const KvStrides packed = per_token ? packed_kv(p, e, 1) : KvStrides{0, 0, 1};
-  *view = {reinterpret_cast<const char*>(data),
-           per_token ? or_default(given.page, packed.page) : 0,
+  *view = {reinterpret_cast<const char*>(data), per_token ? or_default(given.page, packed.page) : 0,
            per_token ? or_default(given.token, packed.token) : 0,
            kind == ATTNFOLD_SCALE_PER_TENSOR ? 0 : or_default(given.head, packed.head)};
   const int64_t n[3] = {e.num_pages, e.kv_tokens, p.kv_heads};
@@ -106,10 +105,10 @@ Status check_o_scale(const attnfold_problem& p, const float* o_scale, Extent* ex
   *extent = {"o_scale"};
   if (p.o_dtype != ATTNFOLD_E4M3) {
     if (!o_scale) return {};
-    return invalid("o_scale",
-                   std::string("NULL (o_dtype is ") +
-                       dtype_name(static_cast<DType>(p.o_dtype)) + ")",
-                   "a pointer");
+    return invalid(
+        "o_scale",
+        std::string("NULL (o_dtype is ") + dtype_name(static_cast<DType>(p.o_dtype)) + ")",
+        "a pointer");
   }
   ATTNFOLD_RETURN_IF_ERROR(check_pointer("o_scale", o_scale, sizeof(float)));
   if (!(*o_scale > 0.0f) || *o_scale > FLT_MAX) {
@@ -180,14 +179,14 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
                                       p.head_dim_vo, &out->v, &v));
   }
   Extent k_scale, v_scale, o_scale;
-  ATTNFOLD_RETURN_IF_ERROR(check_scale(
-      "k_scale", p, e, p.k_scale_kind, t.k_scale,
-      {t.k_scale_stride_page, t.k_scale_stride_token, t.k_scale_stride_head}, &out->k_scale,
-      &k_scale));
-  ATTNFOLD_RETURN_IF_ERROR(check_scale(
-      "v_scale", p, e, p.v_scale_kind, t.v_scale,
-      {t.v_scale_stride_page, t.v_scale_stride_token, t.v_scale_stride_head}, &out->v_scale,
-      &v_scale));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_scale("k_scale", p, e, p.k_scale_kind, t.k_scale,
+                  {t.k_scale_stride_page, t.k_scale_stride_token, t.k_scale_stride_head},
+                  &out->k_scale, &k_scale));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_scale("v_scale", p, e, p.v_scale_kind, t.v_scale,
+                  {t.v_scale_stride_page, t.v_scale_stride_token, t.v_scale_stride_head},
+                  &out->v_scale, &v_scale));
   ATTNFOLD_RETURN_IF_ERROR(check_o_scale(p, t.o_scale, &o_scale));
   if (p.o_dtype == ATTNFOLD_E4M3) out->o_scale = t.o_scale;
 

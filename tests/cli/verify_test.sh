@@ -37,10 +37,10 @@ expect 2 'missing_file' verify "$work/missing_file"
 expect 2 '.' verify "$work"
 
 # Well-formed, but of a feature that is not served.
-with_header "$good" "$work/k_scale" 's/"mask":/"k_scale":"0.5","mask":/'
-expect 2 'k_scale' verify "$work/k_scale"
-expect 2 'k_scale' run "$work/k_scale"
-expect 2 'k_scale' info "$work/k_scale"
+with_header "$good" "$work/newer" 's/attnfold-call-1/attnfold-call-2/'
+expect 2 'attnfold-call-2' verify "$work/newer"
+expect 2 'attnfold-call-2' run "$work/newer"
+expect 2 'attnfold-call-2' info "$work/newer"
 
 # Of several: wrong before cannot be judged before right; each has its line.
 expect 2 'right$' verify "$good" "$work/short"

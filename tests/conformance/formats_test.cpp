@@ -1,5 +1,5 @@
-// Storage formats: 8-bit keys and values with their scales, values that lie in the keys, a quantised
-// o.
+// Storage formats: 8-bit keys and values with their scales, values that lie in the keys, a
+// quantised o.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -134,8 +134,7 @@ TEST(Formats, OneScaleHasTheSameBitsInEveryKind) {
     for (float softcap : {0.0f, 20.0f}) {
       Answer first;
       for (attnfold_scale_kind kind : kKinds) {
-        Spec spec =
-            cases::make_spec({6, 2, 80, 48}, type, 16, kCausal, {1, 20}, {2300, 150});
+        Spec spec = cases::make_spec({6, 2, 80, 48}, type, 16, kCausal, {1, 20}, {2300, 150});
         spec.problem.k_scale_kind = spec.problem.v_scale_kind = kind;
         spec.problem.logits_softcap = softcap;
         Call call = cases::zero_call(spec);
@@ -188,8 +187,8 @@ TEST(Formats, NegativeZeroAndHugeScales) {
   constexpr float kValues[] = {-3.0f, 0.0f, 1e-30f, 1e20f, -1e-3f};
   for (float k_value : kValues) {
     for (float v_value : kValues) {
-      Spec spec = small_spec({4, 2, 32, 32}, DType::i8, ATTNFOLD_SCALE_PER_HEAD,
-                             ATTNFOLD_SCALE_PER_HEAD);
+      Spec spec =
+          small_spec({4, 2, 32, 32}, DType::i8, ATTNFOLD_SCALE_PER_HEAD, ATTNFOLD_SCALE_PER_HEAD);
       spec.problem.o_dtype = ATTNFOLD_F32;
       Call call = generate(spec, x.seed);
       set_scales(call.k_scale, 2, [&](int32_t h) { return h ? k_value : 0.02f; });
@@ -250,7 +249,8 @@ TEST(Formats, ANonFiniteScaleReachesTheRowsThatSeeItAndNoOther) {
   }
 }
 
-/** A token's row has the same bits from a prefill, a chunk of it and a decode, whatever the scales. */
+/** A token's row has the same bits from a prefill, a chunk of it and a decode, whatever the scales.
+ */
 TEST(Formats, OneTokenHasOneAnswerUnderScalesPerToken) {
   const cases::Context x = test::context();
   for (DType type : kByteTypes) {

@@ -11,18 +11,13 @@ namespace {
 
 // ------------------------------------------------ one fault each
 
-TEST(CallFileFaults, WhatIsNotServedIsNamedAsUnsupported) {
-  const std::map<std::string, std::string> values = {{"k_scale", "0.5"}, {"v_scale", "-2"}};
-  for (const auto& [key, value] : values) {
-    Parts parts = paged_parts();
-    parts.metadata()[key] = value;
-    EXPECT_TRUE(unsupported(parts.bytes(), {key, value}));
-  }
+TEST(CallFileFaults, OptionalTermsAreServedAndAnotherFormatIsUnsupported) {
   for (const auto& [key, value] : std::map<std::string, std::string>{{"logits_softcap", "30"},
                                                                      {"sink_tokens", "4"},
                                                                      {"attention_chunk", "64"},
-                                                                     {"k_scale", "1.0"},
-                                                                     {"v_scale", "1"}}) {
+                                                                     {"k_scale", "0.5"},
+                                                                     {"v_scale", "-2"},
+                                                                     {"o_scale", "0.25"}}) {
     Parts parts = paged_parts();
     parts.metadata()[key] = value;
     EXPECT_TRUE(reads(parts.bytes())) << key;
@@ -34,12 +29,6 @@ TEST(CallFileFaults, WhatIsNotServedIsNamedAsUnsupported) {
     parts = paged_parts();
     parts.put<float>(name, "F32", {3}, {1, 2, 3});
     EXPECT_TRUE(refused(parts.bytes(), {name, "[2]", "[3]"}));
-  }
-  for (const char* dtype : {"F8_E4M3", "F8_E5M2", "I8"}) {
-    Parts parts = paged_parts();
-    parts.header["k_cache"]["dtype"] = parts.header["v_cache"]["dtype"] = dtype;
-    parts.header["k_cache"]["shape"] = parts.header["v_cache"]["shape"] = {24, 2, 1, 8};
-    EXPECT_TRUE(unsupported(parts.bytes(), {"k_cache", dtype}));
   }
   Parts parts = paged_parts();
   parts.metadata()["format"] = "attnfold-call-2";
@@ -85,6 +74,10 @@ TEST(CallFileFaults, EachMetadataFaultIsNamed) {
       {"logits_softcap", "-1", "at least 0"},
       {"sink_tokens", "x", "an integer"},
       {"k_scale", "nan", "finite"},
+      {"v_scale", "inf", "finite"},
+      {"o_scale", "0", "> 0"},
+      {"o_scale", "-1", "at least 0"},
+      {"v_in_k", "8", "none beside"},  // v_cache is there
       {"unknown_key", "1", "unknown_key"},
   };
   for (const Fault& fault : faults) {
@@ -166,7 +159,7 @@ TEST(CallFileFaults, EachTensorFaultOfAPagedCallIsNamed) {
        dtype_fault("qo_indptr", "U32", {"qo_indptr", "I32", "U32"}),
        dtype_fault("kv_len", "F32", {"kv_len", "I32", "F32"}),
        dtype_fault("block_table", "F32", {"block_table", "I32"}),
-       dtype_fault("k_cache", "I32", {"k_cache", "F32, F16 or BF16"}),
+       dtype_fault("k_cache", "I32", {"k_cache", "F32, F16, BF16, F8_E4M3, F8_E5M2 or I8"}),
        missing("q", {"tensor q"}),
        missing("qo_indptr", {"tensor qo_indptr"}),
        missing("k_cache", {"tensor k_cache"}),
@@ -225,6 +218,65 @@ TEST(CallFileFaults, EachFaultOfARequestsMaskIsNamed) {
   EXPECT_TRUE(refused(parts.bytes(), {"mask_bits", "no such tensor"}));
   parts.put<int32_t>("mask_bits", "I32", {2}, {1, 1});
   EXPECT_TRUE(refused(parts.bytes(), {"mask_bits", "U8", "I32"}));
+}
+
+/** Keys and values of 8 bits, scales of the keys per token and of the values per head. */
+Parts byte_parts() {
+  Parts parts;
+  parts.metadata() = paged_parts().metadata();
+  parts.put<float>("q", "F32", {3, 2, 8}, std::vector<float>(48, 0.5f));
+  parts.put<int32_t>("qo_indptr", "I32", {3}, {0, 2, 3});
+  parts.put<uint8_t>("k_cache", "F8_E4M3", {6, 2, 1, 8}, std::vector<uint8_t>(96, 0x38));
+  parts.put<uint8_t>("v_cache", "F8_E4M3", {6, 2, 1, 8}, std::vector<uint8_t>(96, 0x40));
+  parts.put<float>("k_scale", "F32", {6, 2, 1}, std::vector<float>(12, 0.5f));
+  parts.put<float>("v_scale", "F32", {1}, {2.0f});
+  parts.put<int32_t>("block_table", "I32", {2, 3}, {5, 0, 3, 1, 2, kWild});
+  parts.put<int32_t>("kv_len", "I32", {2}, {5, 3});
+  return parts;
+}
+
+TEST(CallFileFaults, EachFaultOfScalesIsNamed) {
+  expect_each_refused(
+      byte_parts,
+      {missing("k_scale", {"k_scale", "e4m3", "got none"}),
+       missing("v_scale", {"v_scale", "e4m3", "got none"}),
+       shape_fault("k_scale", {12}, {"k_scale", "[1]", "[12]"}),
+       shape_fault("k_scale", {2, 6, 1}, {"k_scale", "[6, 2, 1]", "page_size", "[2, 6, 1]"}),
+       shape_fault("k_scale", {6, 2}, {"k_scale", "[6, 2]"}),
+       shape_fault("v_scale", {1, 1}, {"v_scale", "[1, 1]"}),
+       dtype_fault("v_scale", "I32", {"v_scale", "F32", "I32"}),
+       dtype_fault("v_cache", "I8", {"v_cache", "F8_E4M3", "I8"}),
+       dtype_fault("q", "I32", {"tensor q", "F32, F16 or BF16", "I32"}),
+       {"a scale twice",
+        [](Parts& p) { p.metadata()["k_scale"] = "1"; },
+        {"k_scale", "none beside the tensor"}},
+       {"an o of 8 bits without its scale",
+        [](Parts& p) {
+          p.put<uint8_t>("o", "F8_E4M3", {3, 2, 8}, std::vector<uint8_t>(48));
+        },
+        {"tensor o", "o_scale", "F8_E4M3"}},
+       {"an o in another type than its scale says",
+        [](Parts& p) {
+          p.metadata()["o_scale"] = "0.5";
+          p.put<float>("o", "F32", {3, 2, 8}, std::vector<float>(48));
+        },
+        {"tensor o", "F8_E4M3", "F32"}}});
+}
+
+TEST(CallFileFaults, EachFaultOfValuesInKeysIsNamed) {
+  const auto make = [] {
+    Parts parts = ragged_parts();
+    parts.header["x_v"] = parts.header["v"];
+    parts.header.erase("v");
+    parts.metadata()["v_in_k"] = "8";
+    return parts;
+  };
+  expect_each_refused(
+      make, {{"wider than k",
+              [](Parts& p) { p.metadata()["v_in_k"] = "16"; },
+              {"v_in_k", "head_dim_qk, 8", "got 16"}},
+             {"no number", [](Parts& p) { p.metadata()["v_in_k"] = "yes"; }, {"v_in_k", "integer"}},
+             {"off", [](Parts& p) { p.metadata()["v_in_k"] = "0"; }, {"tensor v"}}});
 }
 
 TEST(CallFileFaults, EachTensorFaultOfACsrCallIsNamed) {

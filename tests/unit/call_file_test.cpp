@@ -129,6 +129,14 @@ TEST(CallFile, DrawnCallsKeepTheirAnswerThroughAFile) {
     const ref::Truth a = ref::answer(call), b = ref::answer(loaded.call);
     EXPECT_EQ(a.o, b.o);
     EXPECT_EQ(a.lse, b.lse);
+    EXPECT_EQ(loaded.call.problem.kv_dtype, spec.problem.kv_dtype);
+    EXPECT_EQ(loaded.call.problem.o_dtype == ATTNFOLD_E4M3, spec.problem.o_dtype == ATTNFOLD_E4M3);
+    EXPECT_EQ(loaded.call.problem.k_scale_kind, spec.problem.k_scale_kind);
+    EXPECT_EQ(loaded.call.problem.v_scale_kind, spec.problem.v_scale_kind);
+    EXPECT_EQ(loaded.call.problem.v_in_k, spec.problem.v_in_k);
+    if (spec.problem.o_dtype == ATTNFOLD_E4M3) {
+      EXPECT_EQ(loaded.call.o_scale, spec.o_scale);
+    }
     EXPECT_EQ(loaded.call.problem.window_left, spec.problem.window_left);
     EXPECT_EQ(loaded.call.problem.window_right, spec.problem.window_right);
   }

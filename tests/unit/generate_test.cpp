@@ -286,6 +286,7 @@ TEST(Generate, SelectedRequestsTakeTheirRecordedAnswersAlong) {
 
 TEST(Generate, RandomSpecsReachEveryAxis) {
   std::set<int> storages, layouts, masks, q_types, kv_types, o_types, csr, odd, groups, widths;
+  std::set<int> k_kinds, v_kinds, in_k;
   bool long_row = false, empty_batch = false, more_queries_than_keys = false, no_new_token = false;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 rng(seed);
@@ -294,7 +295,10 @@ TEST(Generate, RandomSpecsReachEveryAxis) {
     ASSERT_EQ(spec.qo_len.size(), spec.kv_len.size());
     EXPECT_EQ(p.qo_heads % p.kv_heads, 0);
     EXPECT_TRUE(p.head_dim_qk % 8 == 0 && p.head_dim_qk <= ATTNFOLD_MAX_HEAD_DIM);
-    EXPECT_TRUE(p.o_dtype == p.q_dtype || p.o_dtype == ATTNFOLD_F32);
+    EXPECT_TRUE(p.o_dtype == p.q_dtype || p.o_dtype == ATTNFOLD_F32 || p.o_dtype == ATTNFOLD_E4M3);
+    k_kinds.insert(p.k_scale_kind);
+    v_kinds.insert(p.v_scale_kind);
+    in_k.insert(p.v_in_k);
     storages.insert(p.kv_storage);
     layouts.insert(p.kv_layout);
     masks.insert(p.mask);
@@ -316,8 +320,11 @@ TEST(Generate, RandomSpecsReachEveryAxis) {
   EXPECT_EQ(layouts.size(), 2u);
   EXPECT_EQ(masks.size(), 2u);
   EXPECT_EQ(q_types.size(), 3u);
-  EXPECT_EQ(kv_types.size(), 3u);
-  EXPECT_EQ(o_types.size(), 3u);
+  EXPECT_EQ(kv_types.size(), 6u);
+  EXPECT_EQ(o_types.size(), 4u);
+  EXPECT_EQ(k_kinds.size(), 4u);
+  EXPECT_EQ(v_kinds.size(), 4u);
+  EXPECT_EQ(in_k.size(), 2u);
   EXPECT_EQ(csr.size(), 2u);
   EXPECT_EQ(odd.size(), 2u);
   EXPECT_GT(groups.size(), 8u);

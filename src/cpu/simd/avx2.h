@@ -119,8 +119,8 @@ ATTNFOLD_LANE_FN Lanes load16_bytes(const char* p) {
     // Sign-extended and shifted, bit 14 repeats the sign.
     const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
     const __m256i fields = _mm256_set1_epi16(0x3f80), magnitude = _mm256_and_si256(h, fields);
-    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, fields),
-                                         _mm256_set1_epi16(0x7e00));
+    const __m256i nan =
+        _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, fields), _mm256_set1_epi16(0x7e00));
     const __m256i sign = _mm256_and_si256(h, _mm256_set1_epi16(-0x8000));
     const __m256i half = _mm256_or_si256(_mm256_or_si256(magnitude, sign), nan);
     return mul(widen_f16(half), splat(256.0f));
