@@ -39,7 +39,12 @@ expect 0 '^\| kernel row' info --matrix
 expect 2 'kv_heads: expected a divisor of qo_heads \(9\), got 2' info --heads 9/2
 expect 2 'head_dim' info --head-dim 12
 expect 2 'head_dim' info --head-dim 584
-expect 2 '--q: expected f32, f16 or bf16, got fp8' info --q fp8
+expect 2 '--q: expected one of f32, f16, bf16, got fp8' info --q fp8
+expect 2 '--kv: expected one of .*e4m3, e5m2, i8, got fp8' info --kv fp8
+expect 0 'kv e4m3, o e4m3, k scales per tensor' info --kv e4m3 --o e4m3
+expect 0 'cpu_scalar/i8 .* yes' info --kv i8
+expect 0 'v in k' info --head-dim 576/512 --heads 128/1 --v-in-k 1
+expect 2 'head_dim_vo: expected at most head_dim_qk' info --head-dim 64/128 --v-in-k 1
 expect 2 '--heads: .*got x' info --heads x
 expect 2 '--heads: .*got 99999999999' info --heads 99999999999
 expect 2 '--layout: expected NHD or HND, got BHSD' info --layout BHSD
