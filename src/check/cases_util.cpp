@@ -199,10 +199,12 @@ attnfold_kv_pool pool_of(Call& call) {
   pool.k_stride_page = call.k_strides.page;
   pool.k_stride_token = call.k_strides.token;
   pool.k_stride_head = call.k_strides.head;
-  pool.v = call.v->data() + call.v_offset * bytes;
-  pool.v_stride_page = call.v_strides.page;
-  pool.v_stride_token = call.v_strides.token;
-  pool.v_stride_head = call.v_strides.head;
+  if (!p.v_in_k) {
+    pool.v = call.v->data() + call.v_offset * bytes;
+    pool.v_stride_page = call.v_strides.page;
+    pool.v_stride_token = call.v_strides.token;
+    pool.v_stride_head = call.v_strides.head;
+  }
   pool.kv_dtype = p.kv_dtype;
   pool.kv_heads = p.kv_heads;
   pool.head_dim_qk = p.head_dim_qk;
@@ -257,7 +259,7 @@ std::string append_keys(const Call& from, const Lengths& begin, const Lengths& e
   attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
   rows.num_tokens = static_cast<int64_t>(slots.size());
   rows.k = k.data();
-  rows.v = v.data();
+  if (!to.problem.v_in_k) rows.v = v.data();
   rows.dtype = from.problem.kv_dtype;
   rows.slots = slots.data();
   const attnfold_kv_pool pool = pool_of(to);
