@@ -71,12 +71,10 @@ struct Step {
   }
 };
 
-/** batch, longest kv_len, workers (0 = the machine's), ragged. */
-void plan_update(benchmark::State& state) {
-  const Step step(static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)),
-                  state.range(3) != 0);
+/** Updates of one plan; num_workers 0 = the machine's. */
+void time_updates(benchmark::State& state, const Step& step, int32_t num_workers) {
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
-  execution.num_workers = static_cast<int32_t>(state.range(2));
+  execution.num_workers = num_workers;
   attnfold_plan* plan = nullptr;
   require_ok(attnfold_plan_create(&step.problem, &execution, &plan));
   const attnfold_lengths lengths = step.lengths();
@@ -86,7 +84,15 @@ void plan_update(benchmark::State& state) {
   require_ok(attnfold_plan_get_report(plan, &report));
   state.counters["units"] = report.num_units;
   state.counters["cuts"] = report.num_cuts;
+  state.counters["groups"] = report.num_prefix_groups;
   attnfold_plan_destroy(plan);
+}
+
+/** batch, longest kv_len, workers, ragged. */
+void plan_update(benchmark::State& state) {
+  const Step step(static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)),
+                  state.range(3) != 0);
+  time_updates(state, step, static_cast<int32_t>(state.range(2)));
 }
 BENCHMARK(plan_update)
     ->ArgNames({"batch", "kv_len", "workers", "ragged"})
@@ -102,16 +108,7 @@ void plan_update_shared(benchmark::State& state) {
   Step step(static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)), false);
   step.share(4, state.range(3));
   step.share(static_cast<int32_t>(state.range(0)), state.range(2));
-  attnfold_plan* plan = nullptr;
-  require_ok(attnfold_plan_create(&step.problem, nullptr, &plan));
-  const attnfold_lengths lengths = step.lengths();
-  for (auto _ : state) require_ok(attnfold_plan_update(plan, &lengths, nullptr));
-  attnfold_plan_report report{};
-  report.struct_size = sizeof(report);
-  require_ok(attnfold_plan_get_report(plan, &report));
-  state.counters["units"] = report.num_units;
-  state.counters["groups"] = report.num_prefix_groups;
-  attnfold_plan_destroy(plan);
+  time_updates(state, step, 0);
 }
 BENCHMARK(plan_update_shared)
     ->ArgNames({"batch", "kv_len", "all", "fours"})
