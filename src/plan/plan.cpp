@@ -102,6 +102,7 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution* e
 
 Status Plan::reserve() {
   shape_ = cpu::unit_shape(problem_);
+  shape_.leaf_bytes = kLeaf * key_bytes();
   capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
                                 max_visible_keys(given_, shape_), num_workers_,
                                 !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF);
@@ -154,10 +155,10 @@ Status Plan::update(const attnfold_lengths* lengths) {
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_.mask, lengths, &l));
   ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
-  lengths_ = {l.batch,       qo_indptr_.data(),    kv_len_.data(),
-              l.block_table, l.block_table_stride, kv_indptr_.data(),
-              l.kv_indices,  nullptr,              nullptr,
-              nullptr,       l.mask_bits};
+  lengths_ = {
+      l.batch,           qo_indptr_.data(), kv_len_.data(), l.block_table, l.block_table_stride,
+      kv_indptr_.data(), l.kv_indices,      nullptr,        nullptr,       nullptr,
+      l.mask_bits};
   if (l.batch > 0 && l.visible_prefix) {
     std::copy_n(l.visible_prefix, l.batch, visible_prefix_.begin());
     lengths_.visible_prefix = visible_prefix_.data();
@@ -226,6 +227,13 @@ Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t worksp
   return {};
 }
 
+int64_t Plan::key_bytes() const {
+  const int64_t width = problem_.head_dim_qk + (problem_.v_in_k ? 0 : problem_.head_dim_vo);
+  const int64_t scales = (given_.k_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0) +
+                         (given_.v_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0);
+  return width * dtype_bytes(problem_.kv_dtype) + scales * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t Plan::kv_bytes() const {
   int64_t rows = 0;
   for (int32_t i = 0; i < schedule_.num_items; ++i) {
@@ -239,11 +247,7 @@ int64_t Plan::kv_bytes() const {
       rows += (sink + main) * unit.num_kv_heads;
     }
   }
-  const int64_t width = problem_.head_dim_qk + (problem_.v_in_k ? 0 : problem_.head_dim_vo);
-  const int64_t scales = (given_.k_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0) +
-                         (given_.v_scale_kind == ATTNFOLD_SCALE_PER_TOKEN ? 1 : 0);
-  return rows *
-         (width * dtype_bytes(problem_.kv_dtype) + scales * static_cast<int64_t>(sizeof(float)));
+  return rows * key_bytes();
 }
 
 uint64_t Plan::schedule_id() const {

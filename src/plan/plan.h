@@ -31,6 +31,7 @@ class Plan {
 
  private:
   Status reserve();
+  int64_t key_bytes() const;  // of k, v and scales of one key of one kv head
   int64_t kv_bytes() const;
   uint64_t schedule_id() const;
   const int32_t* requests_of(const Unit& unit) const;

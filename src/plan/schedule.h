@@ -25,7 +25,7 @@ struct UnitShape {
   int32_t max_rows;          // rows of a unit, as long as the group allows it
   int32_t read_cost;         // of one leaf of one kv head, in units of one row's arithmetic on it
   int32_t state_row_floats;  // floats of one row of a state
-  int64_t leaf_bytes = 0;    // of k and v of one leaf of one kv head
+  int64_t leaf_bytes = 0;    // of k, v and scales of one leaf of one kv head
 };
 
 /** Rows of the largest unit. */

@@ -61,6 +61,13 @@ TEST_P(PrefixRandom, SameBytesAsWithout) {
     if (rng() % 3 == 0) continue;
     spec.kv_len[r] = static_cast<int32_t>(rng() % 3000) + 1;
     spec.qo_len[r] = static_cast<int32_t>(rng() % 6);
+    int32_t width = 0;  // of its mask, which fits these lengths
+    if (!spec.mask_width.empty() && spec.mask_width[r] > 0) {
+      const int32_t least = std::min(spec.qo_len[r], spec.kv_len[r]);
+      width = spec.mask_width[r] = std::clamp(spec.mask_width[r], least, spec.kv_len[r]);
+    }
+    if (!spec.visible_prefix.empty())
+      spec.visible_prefix[r] = std::min(spec.visible_prefix[r], spec.kv_len[r] - width);
   }
   Call call = generate(spec, seed);
   share_prefixes(&call, rng);
