@@ -87,7 +87,7 @@ Shares plan_gpu(const Question& question, const attnfold_lengths& lengths, int32
       schedule_capacity(shape, p.max_batch, p.max_qo_rows, p.max_kv_len, workers);
   std::vector<Unit> units(static_cast<size_t>(capacity.units));
   std::vector<Item> items(static_cast<size_t>(capacity.items));
-  std::vector<SharedUnit> shared(static_cast<size_t>(workers));
+  std::vector<SharedUnit> shared(static_cast<size_t>(capacity.shared));
   std::vector<int32_t> worker_items(static_cast<size_t>(workers) + 1);
   Schedule s{};
   s.units = units.data();
@@ -96,8 +96,11 @@ Shares plan_gpu(const Question& question, const attnfold_lengths& lengths, int32
   s.worker_items = worker_items.data();
   std::vector<int32_t> kv_len;
   for (const Request& r : question.batch) kv_len.push_back(static_cast<int32_t>(r.kv));
-  build_schedule(shape, mask, {lengths.batch, lengths.qo_indptr, kv_len.data()}, workers, 0,
-                 capacity.state_floats, &s);
+  Lengths step{};
+  step.batch = lengths.batch;
+  step.qo_indptr = lengths.qo_indptr;
+  step.kv_len = kv_len.data();
+  build_schedule(shape, mask, step, {}, workers, 0, capacity.state_floats, &s);
   Shares shares;
   attnfold_plan_report& r = shares.report;
   r.num_workers = workers;
