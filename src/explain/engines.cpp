@@ -80,7 +80,7 @@ int64_t total_q(const Question& question) {
 
 KeySpan tile_keys(const Question& question, const Request& r, int64_t token, int64_t n) {
   const VisibleKeys keys =
-      visible_keys(mask_of(question), narrow(r.q), narrow(r.kv), narrow(token), narrow(n));
+      visible_keys(mask_of(question), {narrow(r.q), narrow(r.kv)}, narrow(token), narrow(n));
   return {keys.begin, keys.end};
 }
 
@@ -93,7 +93,7 @@ int64_t visible_pairs(const Question& question) {
   int64_t pairs = 0;
   for (const Request& r : question.batch) {
     for (int32_t i = 0; i < narrow(r.q); ++i) {
-      const VisibleKeys keys = visible_keys(mask, narrow(r.q), narrow(r.kv), i);
+      const VisibleKeys keys = visible_keys(mask, {narrow(r.q), narrow(r.kv)}, i);
       pairs += keys.end - keys.begin;
     }
   }
