@@ -66,8 +66,7 @@ ExitCode run_diagnose(const std::vector<std::string>& files, bool as_json) {
   for (const std::string& file : files) {
     progress.show(shortened(file, 50));
     const check::LoadResult loaded = check::load_call(file);
-    std::string error = loaded.ok ? "" : loaded.error;
-    if (loaded.ok && loaded.call.recorded_o == nullptr) error = "it has no recorded answer";
+    const std::string error = loaded.ok ? diagnose::why_not(loaded.call) : loaded.error;
     if (!error.empty()) {
       worst = worse_of(worst, kBadInput);
       text += fmt::format("{}: cannot be judged: {}\n", file, error);

@@ -203,6 +203,20 @@ class Detective {
 
 }  // namespace
 
+std::string why_not(const check::Call& call) {
+  const attnfold_problem& p = call.problem;
+  const auto unknown = [](const char* feature) {
+    return std::string("no faults are known of ") + feature;
+  };
+  if (call.recorded_o == nullptr) return "it has no recorded answer";
+  if (!call.mask_width.empty()) return unknown("mask bits");
+  if (!call.visible_prefix.empty()) return unknown("visible prefixes");
+  if (p.k_scale_kind != ATTNFOLD_SCALE_NONE || p.v_scale_kind != ATTNFOLD_SCALE_NONE)
+    return unknown("scales of k and v");
+  if (p.v_in_k) return unknown("values inside the keys");
+  return "";
+}
+
 Diagnosis diagnose(const check::Call& call) { return Detective(call).work(); }
 
 }  // namespace attnfold::diagnose

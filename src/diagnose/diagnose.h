@@ -25,7 +25,11 @@ struct Diagnosis {
   bool right() const { return wrong_rows == 0; }
 };
 
-/** The call must have a recorded o. */
+/** Why a call cannot be diagnosed, or "": it has no recorded o, or something of which no fault is
+ * known. */
+std::string why_not(const check::Call& call);
+
+/** Of a call that can be diagnosed. */
 Diagnosis diagnose(const check::Call& call);
 
 }  // namespace attnfold::diagnose

@@ -243,6 +243,11 @@ check::Call small_call(uint64_t seed) {
     spec.kv_len[r] = std::min(spec.kv_len[r], 60 + static_cast<int32_t>(seed % 64));
     spec.qo_len[r] = std::min(spec.qo_len[r], 4);
   }
+  spec.visible_prefix.clear();  // of these no faults are known: why_not says so
+  spec.mask_width.clear();
+  spec.problem.k_scale_kind = spec.problem.v_scale_kind = ATTNFOLD_SCALE_NONE;
+  spec.problem.v_in_k = 0;
+  if (spec.problem.kv_dtype > ATTNFOLD_BF16) spec.problem.kv_dtype = ATTNFOLD_BF16;
   spec.poison = false;  // NaN would hide which slot it came from
   return check::generate(spec, seed);
 }
@@ -251,6 +256,19 @@ bool is_wrong(const check::Call& call) {
   return !check::judge(call, ref::answer(call), call.recorded_o->data(), DType::f32,
                        call.recorded_lse.data(), 1)
               .right;
+}
+
+TEST(Diagnose, SaysOfWhatItKnowsNoFaults) {
+  check::Call call = small_call(3);
+  EXPECT_EQ(why_not(call), "it has no recorded answer");
+  inject(call, Injected::nonsense);
+  EXPECT_EQ(why_not(call), "");
+  check::Call masked = call, prefixed = call, scaled = call, inside = call;
+  masked.mask_width.assign(static_cast<size_t>(call.batch), 0);
+  prefixed.visible_prefix.assign(static_cast<size_t>(call.batch), 0);
+  scaled.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+  inside.problem.v_in_k = 1;
+  for (const check::Call& other : {masked, prefixed, scaled, inside}) EXPECT_NE(why_not(other), "");
 }
 
 TEST(Diagnose, NamesInjectedFaults) {
