@@ -1,5 +1,7 @@
 // What attnfold_append must write, against a copy of the pool that is filled one element at a time.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <limits>
 #include <map>
@@ -185,22 +187,29 @@ TEST(AppendProperty, TheLastOfSeveralTokensInOneSlotWins) {
 }
 
 TEST(AppendProperty, RowsOfSkippedTokensAreNotRead) {
-  // The rows of the two skipped tokens would lie before and behind the memory.
+  // Three rows a page of memory apart; those of the two skipped tokens may not be touched.
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  char* memory = static_cast<char*>(
+      mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  std::fill_n(reinterpret_cast<float*>(memory + page), 8, 1.5f);
+  ASSERT_EQ(mprotect(memory, page, PROT_NONE), 0);
+  ASSERT_EQ(mprotect(memory + 2 * page, page, PROT_NONE), 0);
   TestPool pool;
   pool.k = {0, 64, 8, 8};
   pool.page_size = 8;
   pool.has_v = false;
   pool.memory.assign(64 * 4, 0);
-  const std::vector<float> row(8, 1.5f);
   const std::vector<int64_t> slots = {-1, 3, -1};
   attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
   rows.num_tokens = 3;
-  rows.k = row.data() - 1024;
-  rows.k_stride_token = 1024;
+  rows.k = memory;
+  rows.k_stride_token = static_cast<int64_t>(page / sizeof(float));
   rows.dtype = ATTNFOLD_F32;
   rows.slots = slots.data();
   const attnfold_kv_pool to = pool.view();
   ASSERT_EQ(attnfold_append(&to, &rows, nullptr), ATTNFOLD_OK) << attnfold_last_error();
+  munmap(memory, 3 * page);
   for (int t = 0; t < 8; ++t) {
     for (int e = 0; e < 8; ++e) {
       float x;
