@@ -14,13 +14,14 @@ namespace {
 std::atomic<long> g_num_allocations{0};
 }
 
-void* operator new(size_t bytes) {
+// Not inlined: gcc would see one of a pair without the other, and warn.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++g_num_allocations;
   if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace attnfold::api_test {
 namespace {
