@@ -81,6 +81,11 @@ std::string problem_text(const attnfold_problem& p) {
   if (p.window_right >= 0) text += fmt::format(", window_right {}", p.window_right);
   if (p.attention_chunk > 0) text += fmt::format(", attention_chunk {}", p.attention_chunk);
   if (p.sink_tokens > 0) text += fmt::format(", sink_tokens {}", p.sink_tokens);
+  if (p.sparse_block_size > 0) {
+    text += fmt::format(", blocks of {}: {} local, each {}th vertical, head step {}",
+                        p.sparse_block_size, p.sparse_local_blocks, p.sparse_vertical_stride,
+                        p.sparse_head_step);
+  }
   if (p.logits_softcap > 0) text += fmt::format(", logits_softcap {}", p.logits_softcap);
   return text;
 }

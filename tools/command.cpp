@@ -140,6 +140,14 @@ void ProblemFlags::add_to(CLI::App* sub) {
   add("--attention-chunk", attention_chunk_, "Keys of a query's own chunk of N only; 0 = off")
       ->type_name("N");
   add("--sink-tokens", sink_tokens_, "First keys that stay visible; 0 = off")->type_name("N");
+  add("--sparse-block-size", sparse_block_size_, "Keys in a block of a block-sparse mask; 0 = off")
+      ->type_name("N");
+  add("--sparse-local-blocks", sparse_local_blocks_, "Blocks up to a query's own that it sees")
+      ->type_name("N");
+  add("--sparse-vertical-stride", sparse_vertical_stride_, "Every N-th block is seen; 0 = none")
+      ->type_name("N");
+  add("--sparse-head-step", sparse_head_step_, "Blocks by which these move from head to head")
+      ->type_name("N");
   add("--logits-softcap", logits_softcap_, "Scores become c * tanh(score / c); 0 = off")
       ->type_name("C");
 }
@@ -173,6 +181,10 @@ attnfold_problem ProblemFlags::problem() const {
   p.window_right = window_right_;
   p.attention_chunk = attention_chunk_;
   p.sink_tokens = sink_tokens_;
+  p.sparse_block_size = sparse_block_size_;
+  p.sparse_local_blocks = sparse_local_blocks_;
+  p.sparse_vertical_stride = sparse_vertical_stride_;
+  p.sparse_head_step = sparse_head_step_;
   p.logits_softcap = logits_softcap_;
   p.num_pages = 1024;
   p.max_batch = 64;

@@ -67,7 +67,8 @@ class ProblemFlags {
   std::string heads_ = "32/8", head_dim_ = "128", q_ = "bf16", kv_ = "bf16", o_, storage_ = "paged",
               layout_ = "NHD", mask_ = "causal";
   int32_t page_size_ = 16, window_left_ = -1, window_right_ = -1, attention_chunk_ = 0,
-          sink_tokens_ = 0, v_in_k_ = 0;
+          sink_tokens_ = 0, v_in_k_ = 0, sparse_block_size_ = 0, sparse_local_blocks_ = 0,
+          sparse_vertical_stride_ = 0, sparse_head_step_ = 0;
   float logits_softcap_ = 0;
 };
 

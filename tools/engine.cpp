@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/problem.h"
+#include "ref/oracle.h"
 
 namespace attnfold::tools {
 namespace {
@@ -57,7 +58,26 @@ check::Answer PreparedCall::take_answer() {
   return answer;
 }
 
+namespace {
+
+/** With a block-sparse mask kv heads differ: their mean. */
+int64_t sparse_pairs(const check::Call& call) {
+  int64_t pairs = 0;
+  for (int32_t r = 0; r < call.batch; ++r) {
+    const size_t request = static_cast<size_t>(r);
+    for (int32_t i = 0; i < call.qo_indptr[request + 1] - call.qo_indptr[request]; ++i) {
+      for (int32_t j = 0; j < call.kv_len[request]; ++j) {
+        for (int32_t h = 0; h < call.problem.kv_heads; ++h) pairs += ref::visible(call, r, i, j, h);
+      }
+    }
+  }
+  return pairs / call.problem.kv_heads;
+}
+
+}  // namespace
+
 int64_t visible_pairs(const check::Call& call) {
+  if (call.problem.sparse_block_size > 0) return sparse_pairs(call);
   const attnfold_problem& p = call.problem;
   const Mask mask{p.mask == ATTNFOLD_MASK_CAUSAL, p.window_left, p.window_right, p.attention_chunk,
                   p.sink_tokens};

@@ -107,6 +107,15 @@ const std::vector<Feature>& features() {
          p.window_left = 100;
          p.sink_tokens = 4;
        }},
+      {"block-sparse: lists of blocks per request and kv head",
+       [](attnfold_problem& p) { p.sparse_block_size = 64; }},
+      {"block-sparse: local and vertical blocks",
+       [](attnfold_problem& p) {
+         p.sparse_block_size = 64;
+         p.sparse_local_blocks = 16;
+         p.sparse_vertical_stride = 8;
+         p.sparse_head_step = 1;
+       }},
       {"soft-cap", [](attnfold_problem& p) { p.logits_softcap = 30.0f; }},
       {"pages of 1 token",
        [](attnfold_problem& p) {

@@ -110,6 +110,12 @@ typedef enum attnfold_mask_kind {
  * The window counts from the query's absolute position p = kv_len - qo_len + i, under either mask: window_left r keeps keys
  * j >= p - r, window_right r keeps keys j <= p + r.  -1 is off; 0 keeps the token's own key on that side.  Causal is
  * window_right 0, and together with a window_right the narrower holds.  Scores are soft-capped first, then get ALiBi's bias.
+ *
+ * The block-sparse mask is one condition more on every key, also on those of sinks, prefixes and mask bits: a query sees keys of
+ * listed blocks only, block b being keys [b*B, (b+1)*B).  Leaves without such a key are neither read nor planned.  Either
+ * sparse_local_blocks and sparse_vertical_stride list them: under kv head h a query at p sees block b if
+ * b > max(p, 0)/B - sparse_local_blocks (not with 0 of them), or if (b + h * sparse_head_step + 1) is a multiple of sparse_vertical_stride.  Or both
+ * are 0, and attnfold_lengths has a list for each request and kv head.
  */
 typedef struct attnfold_problem {
   size_t struct_size;             /* sizeof(attnfold_problem), set by ATTNFOLD_PROBLEM_INIT */
@@ -138,6 +144,10 @@ typedef struct attnfold_problem {
   attnfold_scale_kind v_scale_kind;
   int32_t v_in_k;                 /* 1: v is the first head_dim_vo columns of k (MLA), tensors.v stays NULL; needs
                                      head_dim_vo <= head_dim_qk.  v_scale_kind counts for v as ever.  0 = off */
+  int32_t sparse_block_size;      /* B: keys in a block of the block-sparse mask, any; 0 = off */
+  int32_t sparse_local_blocks;    /* n: a query sees its own block, the n - 1 before it and all after it */
+  int32_t sparse_vertical_stride; /* n: every query sees each n-th block; 0 = none */
+  int32_t sparse_head_step;       /* by how many blocks these move from one kv head to the next, >= 0 */
 } attnfold_problem;
 
 #define ATTNFOLD_SM_SCALE_DEFAULT (-1.0f)
@@ -146,7 +156,7 @@ typedef struct attnfold_problem {
   {                                                                                                      \
     sizeof(attnfold_problem), 1, 1, 128, 128, ATTNFOLD_BF16, ATTNFOLD_BF16, ATTNFOLD_BF16,               \
         ATTNFOLD_KV_PAGED, ATTNFOLD_NHD, 16, 0, ATTNFOLD_MASK_CAUSAL, -1, -1, ATTNFOLD_SM_SCALE_DEFAULT, \
-        0, 0, 0, 0.0f, 0, 0, ATTNFOLD_SCALE_NONE, ATTNFOLD_SCALE_NONE, 0                                 \
+        0, 0, 0, 0.0f, 0, 0, ATTNFOLD_SCALE_NONE, ATTNFOLD_SCALE_NONE, 0, 0, 0, 0, 0                     \
   }
 
 /**
@@ -195,8 +205,8 @@ typedef struct attnfold_execution {
  * prefix_requests[prefix_indptr[g] .. prefix_indptr[g+1]) have the same first prefix_keys[g] keys in the same pages.  Two
  * groups are disjoint, or one holds the other and comes first, with fewer keys or as many.  Groups are checked.
  *
- * The page tables and mask_bits are not copied: they must stay as they are until the next update or destroy.  The other
- * arrays are copied.
+ * The page tables, mask_bits and lists of blocks are not copied: they must stay as they are until the next update or destroy.
+ * The other arrays are copied.
  *
  * visible_prefix   Keys 0..visible_prefix[r]-1 are seen by every query of request r, also by those before them, whatever
  *                  causal, the windows and chunks say (a prefix LM; an image read in both directions).  At most kv_len[r]:
@@ -227,10 +237,12 @@ typedef struct attnfold_lengths {
   const int32_t* mask_width;       /* [batch] keys, or NULL; then with mask_indptr and mask_bits */
   const int64_t* mask_indptr;      /* [batch + 1] byte offsets into mask_bits, from 0 or more, never falling */
   const uint8_t* mask_bits;        /* per request [qo_len, ceil(mask_width / 8)] bytes, or NULL if they are none */
+  const int32_t* block_indptr;     /* [batch * kv_heads + 1] offsets into block_indices, never falling: lists of blocks */
+  const int32_t* block_indices;    /* ids of blocks that hold a key, rising in each list; NULL if there are none */
 } attnfold_lengths;
 
 #define ATTNFOLD_LENGTHS_INIT \
-  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(attnfold_lengths), 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /**
  * The tensors of one layer.  Set it to ATTNFOLD_TENSORS_INIT first.  A stride left at 0 means packed, in the problem's
@@ -338,6 +350,7 @@ ATTNFOLD_API attnfold_status attnfold_plan_get_report(const attnfold_plan* plan,
 /**
  * One share of work: leaves [leaf_begin, leaf_end), absolute, of tokens [qo_begin, qo_begin+num_qo) of a request.  On a shared
  * prefix: of all tokens of several requests, num_qo in all; `request` is then the one whose page table is read, qo_begin 0.
+ * With a block-sparse mask: num_leaves of those leaves.
  */
 typedef struct attnfold_plan_item {
   size_t struct_size;
@@ -348,6 +361,7 @@ typedef struct attnfold_plan_item {
   int32_t sink_leaf_begin, sink_leaf_end; /* leaves of sink_tokens or visible_prefix apart from the others, done first */
   int32_t num_requests;                  /* more than 1 on a shared prefix */
   const int32_t* requests;               /* [num_requests], valid until the next update */
+  int32_t num_leaves;                    /* in all */
 } attnfold_plan_item;
 
 /** Item `index` of 0..num_items-1.  Set struct_size first.  Errors: INVALID_ARGUMENT. */

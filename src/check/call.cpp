@@ -133,6 +133,35 @@ KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_l
   return {begin, kv_len, problem.sink_tokens};
 }
 
+namespace {
+
+/** Keys of request r whose block some query under some kv head sees. */
+std::vector<bool> listed_keys(const Call& call, int32_t r) {
+  const attnfold_problem& p = call.problem;
+  const int64_t size = p.sparse_block_size, kv_len = call.kv_len[r];
+  std::vector<bool> blocks(static_cast<size_t>((kv_len + size - 1) / size));
+  const int64_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+  const int64_t nearest = std::max<int64_t>(kv_len - qo_len, 0) / size - p.sparse_local_blocks + 1;
+  for (int32_t h = 0; h < p.kv_heads; ++h) {
+    for (size_t b = 0; b < blocks.size() && !has_block_lists(p); ++b) {
+      const int64_t block = static_cast<int64_t>(b);
+      const bool is_vertical =
+          p.sparse_vertical_stride > 0 &&
+          (block + int64_t{h} * p.sparse_head_step + 1) % p.sparse_vertical_stride == 0;
+      if (is_vertical || (p.sparse_local_blocks > 0 && block >= nearest)) blocks[b] = true;
+    }
+    if (!has_block_lists(p)) continue;
+    const size_t list = static_cast<size_t>(r) * p.kv_heads + h;
+    for (int32_t i = call.block_indptr[list]; i < call.block_indptr[list + 1]; ++i)
+      blocks[call.block_indices[i]] = true;
+  }
+  std::vector<bool> keys(static_cast<size_t>(kv_len));
+  for (int64_t j = 0; j < kv_len; ++j) keys[j] = blocks[j / size];
+  return keys;
+}
+
+}  // namespace
+
 KeyRange seen_keys(const Call& call, int32_t r) {
   const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r], kv_len = call.kv_len[r];
   KeyRange keys = seen_keys(call.problem, qo_len, kv_len);
@@ -143,7 +172,8 @@ KeyRange seen_keys(const Call& call, int32_t r) {
   if (!call.visible_prefix.empty()) {
     keys.sink_end = std::max<int64_t>(keys.sink_end, call.visible_prefix[r]);
   }
-  if (keys.sink_end >= keys.begin) return {0, kv_len, 0};
+  if (keys.sink_end >= keys.begin) keys.begin = keys.sink_end = 0;
+  if (call.problem.sparse_block_size > 0) keys.listed = listed_keys(call, r);
   return keys;
 }
 
@@ -177,6 +207,10 @@ attnfold_lengths Call::lengths() const {
     lengths.mask_width = mask_width.data();
     lengths.mask_indptr = mask_indptr.data();
     lengths.mask_bits = mask_bits.data();
+  }
+  if (!block_indptr.empty()) {
+    lengths.block_indptr = block_indptr.data();
+    lengths.block_indices = pointer(block_indices);
   }
   if (problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     lengths.kv_indptr = pointer(kv_indptr);

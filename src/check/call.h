@@ -2,6 +2,7 @@
 // the engine both answer.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -68,6 +69,9 @@ struct Call {
   std::vector<int64_t> mask_indptr;     // [batch + 1] byte offsets, with mask_width
   std::vector<uint8_t> mask_bits;       // per request [qo_len, ceil(mask_width / 8)]
 
+  std::vector<int32_t> block_indptr;   // [batch * kv_heads + 1], or empty: lists of blocks
+  std::vector<int32_t> block_indices;  // rising in each list
+
   std::shared_ptr<Buffer> q, k,
       v;  // shared, so that variants of a call (page size, order) are cheap to make
   Strides q_strides, k_strides, v_strides;
@@ -103,20 +107,33 @@ struct Call {
   attnfold_tensors tensors() const;  // o and lse left NULL
 };
 
-/** Keys [0, sink_end) and [begin, end) of a request: those that at least one of its rows sees.
- * Empty if it has no new token. */
+/** Keys [0, sink_end) and [begin, end) of a request, those of them that are listed: what at least
+ * one of its rows sees. Empty if it has no new token. */
 struct KeyRange {
   int64_t begin = 0, end = 0;
-  int64_t sink_end = 0;  // < begin, or 0
+  int64_t sink_end = 0;        // < begin, or 0
+  std::vector<bool> listed{};  // [kv_len] with a block-sparse mask; empty: all
 
   /** Whether any key of [from, to) is among them. */
   bool meets(int64_t from, int64_t to) const {
-    return (from < end && to > begin && begin < end) || from < sink_end;
+    if (listed.empty()) return (from < end && to > begin && begin < end) || from < sink_end;
+    for (int64_t key = from; key < std::min<int64_t>(to, end); ++key) {
+      if (listed[static_cast<size_t>(key)] && (key < sink_end || key >= begin)) return true;
+    }
+    return false;
   }
 };
+
+/** Whether the problem's block-sparse mask comes as lists. */
+inline bool has_block_lists(const attnfold_problem& p) {
+  return p.sparse_block_size > 0 && p.sparse_local_blocks == 0 && p.sparse_vertical_stride == 0;
+}
+
+/** By the problem's masks alone, without the block-sparse one. */
 KeyRange seen_keys(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len);
 
-/** The same for request r, with its visible prefix; keys that its mask has bits for all count. */
+/** The same for request r, with its visible prefix and listed blocks; keys that its mask has bits
+ * for all count. */
 KeyRange seen_keys(const Call& call, int32_t r);
 
 /** An answer in the call's o_dtype, packed. */

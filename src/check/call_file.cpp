@@ -22,15 +22,49 @@ constexpr int64_t kHeadDimStep = 8;
 constexpr const char* kTypeNames[kNumDTypes] = {"F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"};
 constexpr double kLn2 = 0.693147180559945309417;
 
-const std::set<std::string> kTensors = {
-    "q",          "qo_indptr", "k_cache",      "v_cache",     "block_table",
-    "kv_len",     "o",         "lse",          "kv_indptr",   "kv_indices",
-    "k",          "v",         "alibi_slopes", "sink_logits", "visible_prefix",
-    "mask_width", "mask_bits", "k_scale",      "v_scale"};
-const std::set<std::string> kMetadata = {
-    "format",       "mask",    "sm_scale",    "page_size",       "kv_layout",   "window_left",
-    "window_right", "k_scale", "v_scale",     "logits_softcap",  "sink_tokens", "lse_base",
-    "lse_layout",   "origin",  "recorded_by", "attention_chunk", "o_scale",     "v_in_k"};
+const std::set<std::string> kTensors = {"q",
+                                        "qo_indptr",
+                                        "k_cache",
+                                        "v_cache",
+                                        "block_table",
+                                        "kv_len",
+                                        "o",
+                                        "lse",
+                                        "kv_indptr",
+                                        "kv_indices",
+                                        "k",
+                                        "v",
+                                        "alibi_slopes",
+                                        "sink_logits",
+                                        "visible_prefix",
+                                        "mask_width",
+                                        "mask_bits",
+                                        "k_scale",
+                                        "v_scale",
+                                        "block_indptr",
+                                        "block_indices"};
+const std::set<std::string> kMetadata = {"format",
+                                         "mask",
+                                         "sm_scale",
+                                         "page_size",
+                                         "kv_layout",
+                                         "window_left",
+                                         "window_right",
+                                         "k_scale",
+                                         "v_scale",
+                                         "logits_softcap",
+                                         "sink_tokens",
+                                         "lse_base",
+                                         "lse_layout",
+                                         "origin",
+                                         "recorded_by",
+                                         "attention_chunk",
+                                         "o_scale",
+                                         "v_in_k",
+                                         "sparse_block_size",
+                                         "sparse_local_blocks",
+                                         "sparse_vertical_stride",
+                                         "sparse_head_step"};
 
 bool is_note(const std::string& name) { return name.rfind("x_", 0) == 0; }
 
@@ -121,7 +155,23 @@ class CallReader : private Fields {
     problem.window_right = integer("window_right", text("window_right", "-1"), -1);
     problem.attention_chunk = integer("attention_chunk", text("attention_chunk", "0"), 0);
     problem.sink_tokens = integer("sink_tokens", text("sink_tokens", "0"), 0);
+    problem.sparse_block_size = block_field("sparse_block_size", true);
+    const bool blocks = problem.sparse_block_size > 0;
+    problem.sparse_local_blocks = block_field("sparse_local_blocks", blocks);
+    problem.sparse_vertical_stride = block_field("sparse_vertical_stride", blocks);
+    problem.sparse_head_step = block_field("sparse_head_step", problem.sparse_vertical_stride > 0);
     problem.logits_softcap = number("logits_softcap", text("logits_softcap", "0"), 0.0f);
+  }
+
+  /** A field of the block-sparse mask; 0 where it has no meaning. */
+  int32_t block_field(const char* key, bool may_be_set) {
+    const int32_t value = integer(key, text(key, "0"), 0);
+    if (value > (may_be_set ? 1 << 30 : 0)) {
+      fail(std::string("metadata ") + key,
+           may_be_set ? "at most 2^30" : "0 (no blocks that it could speak of)",
+           std::to_string(value));
+    }
+    return value;
   }
 
   void read_head_dim(const char* name, int64_t head_dim, int32_t* field) {

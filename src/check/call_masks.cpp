@@ -43,11 +43,42 @@ void read_visible_prefix(const Fields& fields, Call* call) {
   }
 }
 
+/** Ids of blocks for each request and kv head, rising, of blocks that hold a key. */
+void read_block_lists(const Fields& fields, Call* call) {
+  const attnfold_problem& p = call->problem;
+  call->block_indptr =
+      fields.list("block_indptr", int64_t{call->batch} * p.kv_heads + 1, "[batch * kv_heads + 1]");
+  require_rising("block_indptr", call->block_indptr);
+  call->block_indices = fields.list("block_indices", -1, "[block_indptr's last]");
+  const int64_t n = static_cast<int64_t>(call->block_indptr.size()) - 1;
+  if (static_cast<size_t>(call->block_indptr[n]) != call->block_indices.size()) {
+    fail(indexed("block_indptr", n),
+         "the length of block_indices, " + std::to_string(call->block_indices.size()),
+         std::to_string(call->block_indptr[n]));
+  }
+  for (int64_t list = 0; list < n; ++list) {
+    const int64_t kv_len = call->kv_len[list / p.kv_heads];
+    const int64_t blocks = (kv_len + p.sparse_block_size - 1) / p.sparse_block_size;
+    int64_t least = 0;
+    for (int32_t i = call->block_indptr[list]; i < call->block_indptr[list + 1]; ++i) {
+      require_range("block_indices", i, call->block_indices[i], least, blocks - 1,
+                    "(rising, blocks that hold a key)");
+      least = int64_t{call->block_indices[i]} + 1;
+    }
+  }
+}
+
 }  // namespace
 
 void read_request_masks(const Fields& fields, Call* call) {
   if (fields.has("mask_width") || fields.has("mask_bits")) read_mask(fields, call);
   if (fields.has("visible_prefix")) read_visible_prefix(fields, call);
+  if (has_block_lists(call->problem)) return read_block_lists(fields, call);
+  for (const char* name : {"block_indptr", "block_indices"}) {
+    if (!fields.has(name)) continue;
+    fail(std::string("tensor ") + name,
+         "none without a sparse_block_size, or beside local and vertical blocks", "one");
+  }
 }
 
 }  // namespace attnfold::check

@@ -1,4 +1,5 @@
-// What a call file says about single requests' keys: visible prefixes and mask bits.
+// What a call file says about single requests' keys: visible prefixes, mask bits,
+// lists of blocks.
 #pragma once
 
 #include "check/call.h"

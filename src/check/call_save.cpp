@@ -76,6 +76,14 @@ class CallWriter {
     if (problem.attention_chunk > 0) {
       metadata["attention_chunk"] = std::to_string(problem.attention_chunk);
     }
+    const std::pair<const char*, int32_t> blocks[] = {
+        {"sparse_block_size", problem.sparse_block_size},
+        {"sparse_local_blocks", problem.sparse_local_blocks},
+        {"sparse_vertical_stride", problem.sparse_vertical_stride},
+        {"sparse_head_step", problem.sparse_head_step}};
+    for (const auto& [key, value] : blocks) {
+      if (value > 0) metadata[key] = std::to_string(value);
+    }
     if (problem.sink_tokens > 0) metadata["sink_tokens"] = std::to_string(problem.sink_tokens);
     if (problem.logits_softcap > 0) metadata["logits_softcap"] = number(problem.logits_softcap);
     const bool head_major = paged() && problem.kv_layout == ATTNFOLD_HND;
@@ -181,6 +189,12 @@ class CallWriter {
     const int64_t batch = call_.batch;
     if (!call_.visible_prefix.empty()) {
       put("visible_prefix", "I32", {batch}, call_.visible_prefix.data());
+    }
+    if (!call_.block_indptr.empty()) {
+      put("block_indptr", "I32", {static_cast<int64_t>(call_.block_indptr.size())},
+          call_.block_indptr.data());
+      put("block_indices", "I32", {static_cast<int64_t>(call_.block_indices.size())},
+          call_.block_indices.data());
     }
     if (call_.mask_width.empty()) return;
     put("mask_width", "I32", {batch}, call_.mask_width.data());

@@ -469,11 +469,14 @@ float lse_at(const Call& call, const Answer& answer, int32_t row, int32_t head) 
   return answer.lse[static_cast<size_t>(row) * call.problem.qo_heads + head];
 }
 
-std::string row_is_empty(const Call& call, const Answer& answer, int32_t row) {
+std::string row_is_empty(const Call& call, const Answer& answer, int32_t row, int32_t head) {
   for (int32_t h = 0; h < call.problem.qo_heads; ++h) {
+    if (head >= 0 && h != head) continue;
     const std::string where = "row " + std::to_string(row) + " head " + std::to_string(h) + ": ";
-    if (lse_at(call, answer, row, h) != -kInf) {
-      return where + "expected lse -inf, got " + text_of(lse_at(call, answer, row, h));
+    const float empty = call.sink_logits.empty() ? -kInf : call.sink_logits[h];
+    if (lse_at(call, answer, row, h) != empty) {
+      return where + "expected lse " + text_of(empty) + ", got " +
+             text_of(lse_at(call, answer, row, h));
     }
     for (int32_t e = 0; e < call.problem.head_dim_vo; ++e) {
       const float x = o_at(call, answer, row, h, e);

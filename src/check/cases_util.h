@@ -197,8 +197,9 @@ std::string same_rows(const Call& part_call, const Answer& part, int32_t part_ro
 float o_at(const Call& call, const Answer& answer, int32_t row, int32_t head, int32_t e);
 float lse_at(const Call& call, const Answer& answer, int32_t row, int32_t head);
 
-/** The row is o = 0 (positive or negative zero), lse = -inf, for every head. */
-std::string row_is_empty(const Call& call, const Answer& answer, int32_t row);
+/** The row is o = 0 (positive or negative zero), lse = -inf or the sink logit, for every head
+ * or one. */
+std::string row_is_empty(const Call& call, const Answer& answer, int32_t row, int32_t head = -1);
 
 /** Every element and lse of the answer is finite. */
 std::string all_finite(const Call& call, const Answer& answer);

@@ -13,7 +13,16 @@ constexpr int kPoison = 0xff;            // a NaN in every storage type
 constexpr int32_t kSparePages = 3;       // pages of the pool that belong to no request
 constexpr int64_t kOffsetMultiple = 16;  // elements: 16 bytes or more of any type
 
-enum Tensor : int { kQ = 1, kK = 2, kV = 3, kPages = 4, kMask = 5, kKScale = 6, kVScale = 7 };
+enum Tensor : int {
+  kQ = 1,
+  kK = 2,
+  kV = 3,
+  kPages = 4,
+  kMask = 5,
+  kKScale = 6,
+  kVScale = 7,
+  kBlocks = 8
+};
 
 int32_t qo_len_of(const Call& call, int32_t r) { return call.qo_indptr[r + 1] - call.qo_indptr[r]; }
 
@@ -141,9 +150,10 @@ void make_tables(Call* call, const TableOptions& options) {
   attnfold_problem& p = call->problem;
   const int64_t page_size = p.page_size;
   const auto pages_of = [&](int32_t r) { return (call->kv_len[r] + page_size - 1) / page_size; };
+  std::vector<KeyRange> seen;
+  for (int32_t r = 0; r < call->batch; ++r) seen.push_back(seen_of(*call, r));
   const auto has_page = [&](int32_t r, int64_t i) {
-    const KeyRange seen = seen_of(*call, r);
-    return !options.poison || seen.meets(i * page_size, (i + 1) * page_size);
+    return !options.poison || seen[r].meets(i * page_size, (i + 1) * page_size);
   };
   int64_t widest = 0, used = 0;
   for (int32_t r = 0; r < call->batch; ++r) {
@@ -332,7 +342,45 @@ void draw_mask(Call* call, MaskBits kind, uint64_t seed) {
   }
 }
 
+/** Lists of blocks: of some requests none or all, of others a third, the same for pairs of heads or
+ * each its own. */
+void draw_blocks(Call* call, uint64_t seed) {
+  const attnfold_problem& p = call->problem;
+  call->block_indptr.assign(1, 0);
+  for (int32_t r = 0; r < call->batch; ++r) {
+    const uint64_t kind = hash_of(seed, kBlocks, r);
+    for (int32_t head = 0; head < p.kv_heads; ++head) {
+      const int32_t drawn_head = kind & 8 ? head / 2 : head;
+      for (int64_t b = 0; b * p.sparse_block_size < call->kv_len[r]; ++b) {
+        const bool third = hash_of(seed, kBlocks, r, drawn_head, b) % 3 == 0;
+        if (kind % 8 == 0 || (kind % 8 != 1 && !third)) continue;
+        call->block_indices.push_back(static_cast<int32_t>(b));
+      }
+      call->block_indptr.push_back(static_cast<int32_t>(call->block_indices.size()));
+    }
+  }
+}
+
 // ------------------------------------------------ copies
+
+/** The lists of requests `pick`, without blocks that hold no key of `to`. */
+void copy_blocks(const Call& from, const std::vector<int32_t>& pick, Call* to) {
+  const attnfold_problem& p = from.problem;
+  if (from.block_indptr.empty()) return;
+  to->block_indptr.assign(1, 0);
+  to->block_indices.clear();
+  for (size_t i = 0; i < pick.size(); ++i) {
+    for (int32_t head = 0; head < p.kv_heads; ++head) {
+      const size_t list = static_cast<size_t>(pick[i]) * p.kv_heads + head;
+      for (int32_t at = from.block_indptr[list]; at < from.block_indptr[list + 1]; ++at) {
+        const int32_t block = from.block_indices[at];
+        if (int64_t{block} * p.sparse_block_size < to->kv_len[i])
+          to->block_indices.push_back(block);
+      }
+      to->block_indptr.push_back(static_cast<int32_t>(to->block_indices.size()));
+    }
+  }
+}
 
 /** Bits of queries [begin, end) of request r_from about their first keys, for request r_to. */
 void copy_mask(const Call& from, int32_t r_from, int32_t begin, Call* to, int32_t r_to) {
@@ -431,6 +479,7 @@ Call generate(const Spec& spec, uint64_t seed) {
   call.visible_prefix = spec.visible_prefix;
   call.mask_width = spec.mask_width;
   if (!call.mask_width.empty()) draw_mask(&call, spec.mask_bits, seed);
+  if (has_block_lists(call.problem)) draw_blocks(&call, seed);
   if (spec.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     make_ragged(&call, spec.poison ? 2 : 0);
   } else {
@@ -473,6 +522,7 @@ Call select_requests(const Call& call, const std::vector<int32_t>& pick) {
     allocate_mask(&out, 1);
     for (int32_t i = 0; i < out.batch; ++i) copy_mask(call, pick[i], 0, &out, i);
   }
+  copy_blocks(call, pick, &out);
   if (call.problem.kv_storage == ATTNFOLD_KV_RAGGED) {
     make_ragged(&out, 1);
     allocate_kv_pair(&out, false, kPoison);
@@ -559,6 +609,7 @@ Call chunk_of(const Call& call, int32_t r, int32_t begin, int32_t end) {
     allocate_mask(&out, 2);
     copy_mask(call, r, begin, &out, 0);
   }
+  copy_blocks(call, {r}, &out);
   fit_maxima(&out, false);
   return out;
 }

@@ -102,6 +102,15 @@ int32_t draw_qo_len(Dice& dice, int32_t kv_len) {
   }
 }
 
+void draw_block_mask(Dice& dice, attnfold_problem* p) {
+  static constexpr int32_t kBlockSizes[] = {1, 7, 16, 64, 64, 100, 128, 192, 1000};
+  p->sparse_block_size = dice.of(kBlockSizes);
+  if (dice.one_in(2)) return;  // lists
+  p->sparse_local_blocks = dice.between(0, 4);
+  p->sparse_vertical_stride = dice.between(p->sparse_local_blocks > 0 ? 0 : 1, 9);
+  if (p->sparse_vertical_stride > 0) p->sparse_head_step = dice.between(0, 3);
+}
+
 void draw_mask_width(Dice& dice, Spec* spec) {
   static constexpr MaskBits kKinds[] = {MaskBits::random, MaskBits::tree, MaskBits::causal};
   spec->mask_bits = dice.of(kKinds);
@@ -170,6 +179,7 @@ Spec random_spec(std::mt19937_64& rng) {
   if (dice.one_in(5)) draw_visible_prefix(dice, &spec);
   if (dice.one_in(4)) draw_mask_width(dice, &spec);
   draw_formats(dice, &spec);
+  if (dice.one_in(4)) draw_block_mask(dice, &p);
   return spec;
 }
 

@@ -5,7 +5,8 @@
 // a leaf in which a row sees a key has m >= -FLT_MAX, whatever the scores are.  The states with
 // merge are a commutative monoid; floating point needs one bracketing, and it is this:
 //   1. a leaf is kLeaf keys at absolute positions; its state is computed from nothing;
-//   2. leaves are folded left to right into their super-chunk, kSuperChunk leaves at absolute places;
+//   2. leaves are folded left to right into their super-chunk, kSuperChunk leaves at absolute
+//   places;
 //   3. super-chunks are folded into the row left to right;
 //   4. a state with m = -inf is skipped.
 // Who computes which leaf is free; this is not.

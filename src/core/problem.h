@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/block_mask.h"
 #include "core/dtype.h"
 #include "core/mask.h"
 
@@ -21,6 +22,7 @@ struct Problem {
   float softcap_scale;    // sm_scale / softcap
   float softcap_log2;     // softcap * log2(e)
   int32_t v_in_k;         // 1: v's elements are the first head_dim_vo of k's
+  BlockMask blocks;
 };
 
 /** A tensor of [page, token, head, element]; q and o have one page, and rows for tokens.  Strides
@@ -58,7 +60,36 @@ struct Lengths {
   const int32_t* mask_width = nullptr;      // [batch] or null; with the two below
   const int64_t* mask_indptr = nullptr;     // [batch + 1] offsets into mask_bits
   const uint8_t* mask_bits = nullptr;       // per request [qo_len, mask_row_bytes(mask_width)]
+  const int32_t* block_indptr = nullptr;    // [batch * kv_heads + 1] offsets into block_indices
+  const int32_t* block_indices = nullptr;
 };
+
+ATTNFOLD_HD inline HeadBlocks head_blocks(const BlockMask& mask, const Lengths& lengths,
+                                          int32_t kv_heads, int32_t request, int32_t kv_head) {
+  HeadBlocks blocks;
+  blocks.mask = mask;
+  blocks.kv_head = kv_head;
+  if (has_lists(mask)) {
+    const int32_t* offset =
+        lengths.block_indptr + static_cast<int64_t>(request) * kv_heads + kv_head;
+    blocks.list = lengths.block_indices + offset[0];
+    blocks.num_listed = offset[1] - offset[0];
+  }
+  return blocks;
+}
+
+/** Whether every query sees the same blocks under both heads of a request. */
+ATTNFOLD_HD inline bool same_blocks(const HeadBlocks& a, const HeadBlocks& b) {
+  if (!has_lists(a.mask)) {
+    return a.mask.vertical_stride == 0 ||
+           int64_t{b.kv_head - a.kv_head} * a.mask.head_step % a.mask.vertical_stride == 0;
+  }
+  if (a.num_listed != b.num_listed) return false;
+  for (int32_t i = 0; i < a.num_listed; ++i) {
+    if (a.list[i] != b.list[i]) return false;
+  }
+  return true;
+}
 
 /** Bytes of one query's bits. */
 ATTNFOLD_HD inline int64_t mask_row_bytes(int32_t mask_width) {

@@ -34,9 +34,38 @@ ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths,
   }
 }
 
-/** Points the rows of `keys`; others among the same 16 repeat a valid one and are never used. */
+/** Keys of a leaf that some row of a unit sees. */
+struct UnitLeaf {
+  LeafKeys keys;
+  bool sparse;      // a block-sparse mask leaves out some of them
+  LeafBits wanted;  // then: the others
+};
+
+/** Points the rows of stretches of bits. */
+void point_bits(const Problem& p, const Lengths& lengths, const View<const char>& view,
+                int64_t bytes, int request, int leaf, const LeafBits& bits, LeafRows* out) {
+  const LeafKeys hull = bits.hull();
+  for (int begin = hull.begin, end; begin < hull.end; begin = end) {
+    end = begin + 1;
+    while (end < hull.end && bits.has(end) == bits.has(begin)) ++end;
+    if (bits.has(begin)) {
+      point_segment(p, lengths, view, bytes, request, leaf, begin, end, out);
+    } else {
+      for (int n = begin; n < end; ++n) out->row[n] = out->row[hull.begin];
+    }
+  }
+  for (int n = hull.begin & ~15; n < hull.begin; ++n) out->row[n] = out->row[hull.begin];
+  for (int n = hull.end; n < ((hull.end + 15) & ~15); ++n) out->row[n] = out->row[hull.begin];
+}
+
+/** Points the rows of `unit_leaf`; others among the same 16 repeat a valid one and are never used.
+ */
 void point_rows(const Problem& p, const Lengths& lengths, const View<const char>& view,
-                int64_t bytes, int request, int leaf, const LeafKeys& keys, LeafRows* out) {
+                int64_t bytes, int request, int leaf, const UnitLeaf& unit_leaf, LeafRows* out) {
+  if (unit_leaf.sparse) {
+    return point_bits(p, lengths, view, bytes, request, leaf, unit_leaf.wanted, out);
+  }
+  const LeafKeys& keys = unit_leaf.keys;
   point_segment(p, lengths, view, bytes, request, leaf, 0, keys.sink, out);
   point_segment(p, lengths, view, bytes, request, leaf, keys.begin, keys.end, out);
   const char* valid = keys.sink > 0 ? out->row[0] : out->row[keys.begin];
@@ -62,7 +91,8 @@ struct UnitWork {
   TokenRow* tokens = nullptr;       // [num_qo], those of a prefix unit member by member
   LeafKeys* seen = nullptr;         // [num_qo] keys that the token sees of the leaf at hand
   LeafBits* bits = nullptr;         // [num_qo] which of them, if by_bits
-  bool by_bits = false;             // the leaf at hand holds keys that a mask's bits decide about
+  bool by_bits = false;             // bits say what is seen of the leaf at hand
+  HeadBlocks blocks{};              // of the unit's heads, with a block-sparse mask
   LeafRows *k = nullptr, *v = nullptr, *next_k = nullptr;
   LeafRows *k_scale_rows = nullptr, *v_scale_rows = nullptr;
   float *k_scale = nullptr, *v_scale = nullptr;  // [kLeaf] of the kv head at hand
@@ -87,6 +117,9 @@ UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
                 unit.num_qo * p.group_size,
                 unit_rows(*args.shape, unit),
                 padded(p.head_dim_qk)};
+  if (p.blocks.block_size > 0) {
+    w.blocks = head_blocks(p.blocks, *args.lengths, p.kv_heads, unit.request, unit.kv_head_begin);
+  }
   w.k = take<LeafRows>(at, 1);
   w.v = take<LeafRows>(at, 1);
   w.next_k = take<LeafRows>(at, 1);
@@ -154,20 +187,22 @@ ATTNFOLD_LANE_FN void prefetch_rows(const LeafRows& rows, int n, int64_t head_of
   }
 }
 
-/** Whether any of the 16 keys from n on is in `keys`. */
-ATTNFOLD_LANE_FN bool meets(const LeafKeys& keys, int n) {
+/** Whether any of the 16 keys from n on is wanted. */
+ATTNFOLD_LANE_FN bool meets(const UnitLeaf& leaf, int n) {
+  const LeafKeys& keys = leaf.keys;
+  if (leaf.sparse) return leaf.wanted.of_16(n) != 0;
   return n < keys.sink || (n < keys.end && n + 16 > keys.begin && keys.begin < keys.end);
 }
 
-/** The next group of 16 keys from n on that meets `keys`, or kLeaf. */
-ATTNFOLD_LANE_FN int next_group(const LeafKeys& keys, int n) {
-  while (n < kLeaf && !meets(keys, n)) n += 16;
+/** The next group of 16 keys from n on that is wanted, or kLeaf. */
+ATTNFOLD_LANE_FN int next_group(const UnitLeaf& leaf, int n) {
+  while (n < kLeaf && !meets(leaf, n)) n += 16;
   return n;
 }
 
 /** Scores of all rows on the leaf's keys; prefetches ahead, at last the leaf's first values. */
 template <class S, int kChunks>
-void leaf_scores(const UnitWork<S>& w, const LeafKeys& keys) {
+void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.k.stride_head * bytes,
                 v_head_bytes = w.args.tensors.v.stride_head * bytes;
@@ -259,7 +294,7 @@ void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_o
 }
 
 template <DType T, class S>
-void leaf_values(const UnitWork<S>& w, const LeafKeys& keys, const LeafKeys* next_leaf) {
+void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* next_leaf) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
                 k_head_bytes = w.args.tensors.k.stride_head * bytes;
@@ -293,18 +328,17 @@ ATTNFOLD_LANE_FN LeafKeys keys_in_leaf(int32_t sink, int32_t begin, int32_t end,
   return keys;
 }
 
-/**
- * What token `token` of a request with a mask sees of a leaf: of keys before the last mask_width
- * what `seen` says, of the others those whose bit is set.  Returns the first to the last of them.
- */
-LeafKeys masked_keys(const Lengths& lengths, int request, const RequestShape& shape, int token,
-                     const VisibleKeys& seen, int leaf, LeafBits* bits) {
+ATTNFOLD_LANE_FN LeafBits bits_in(const LeafKeys& keys) {
+  return LeafBits::below(keys.sink) | LeafBits::between(keys.begin, keys.end);
+}
+
+/** What token `token` of a request with a mask sees of a leaf: of keys before the last mask_width
+ * what `seen` says, of the others those whose bit is set. */
+LeafBits masked_keys(const Lengths& lengths, int request, const RequestShape& shape, int token,
+                     const VisibleKeys& seen, int leaf) {
   const int32_t tail = shape.kv_len - shape.mask_width;
-  const LeafKeys before = keys_in_leaf(seen.sink < tail ? seen.sink : tail,
-                                       seen.begin < tail ? seen.begin : tail, tail, leaf);
-  *bits = {};
-  bits->set(0, before.sink);
-  bits->set(before.begin, before.end);
+  LeafBits bits = bits_in(keys_in_leaf(seen.sink < tail ? seen.sink : tail,
+                                       seen.begin < tail ? seen.begin : tail, tail, leaf));
   const int64_t first = static_cast<int64_t>(leaf) * kLeaf - tail;  // bit of the leaf's key 0
   const int from = clamp_key(-first), to = clamp_key(shape.mask_width - first);
   const uint8_t* row =
@@ -312,15 +346,66 @@ LeafKeys masked_keys(const Lengths& lengths, int request, const RequestShape& sh
   for (int64_t byte = (first + from) / 8; byte * 8 < first + to; ++byte) {
     for (int b = 0; b < 8; ++b) {
       const int64_t n = byte * 8 + b - first;
-      if (n >= from && n < to && (row[byte] >> b & 1)) bits->set_one(static_cast<int>(n));
+      if (n >= from && n < to && (row[byte] >> b & 1)) bits.set_one(static_cast<int>(n));
     }
   }
-  return bits->hull();
+  return bits;
+}
+
+/** Keys of a leaf that every query sees of the blocks, and those from `first_local` on. */
+LeafBits block_keys(const HeadBlocks& blocks, int64_t first_local, int leaf) {
+  const int64_t first = static_cast<int64_t>(leaf) * kLeaf;
+  LeafBits bits{};
+  for (int64_t key = first; key < first + kLeaf;) {
+    const KeyStretch stretch = next_stretch(blocks, first_local, key);
+    bits =
+        bits | LeafBits::between(clamp_key(stretch.begin - first), clamp_key(stretch.end - first));
+    key = stretch.end;
+  }
+  return bits;
 }
 
 template <class S>
-ATTNFOLD_LANE_FN LeafKeys unit_keys(const UnitWork<S>& w, int leaf) {
-  return keys_in_leaf(w.unit.sink_keys, w.unit.key_begin, w.unit.key_end, leaf);
+UnitLeaf unit_leaf(const UnitWork<S>& w, int leaf) {
+  UnitLeaf u{keys_in_leaf(w.unit.sink_keys, w.unit.key_begin, w.unit.key_end, leaf), false, {}};
+  if (w.p.blocks.block_size == 0) return u;
+  const int64_t first_local = first_local_key(w.p.blocks, w.tokens[0].position);
+  const LeafBits keys = bits_in(u.keys);
+  u.wanted = keys & block_keys(w.blocks, first_local, leaf);
+  u.sparse = !(keys - u.wanted).empty();
+  return u;
+}
+
+/** Fills w.seen, and w.bits if they are needed, with what each token sees of a leaf. */
+template <class S>
+void see_leaf(UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
+  const Lengths& lengths = *w.args.lengths;
+  const RequestShape shape = request_shape(lengths, w.unit.request);
+  const bool masked = w.unit.num_members == 0 && shape.mask_width > 0 &&
+                      (static_cast<int64_t>(leaf) + 1) * kLeaf > shape.kv_len - shape.mask_width;
+  LeafBits listed{};
+  bool sparse = false;
+  if (w.p.blocks.block_size > 0) {  // the last token has the fewest local blocks behind it
+    const int64_t last = w.tokens[w.unit.num_qo - 1].position;
+    listed = block_keys(w.blocks, kNoKey, leaf);
+    sparse = !(bits_in(keys.keys) - block_keys(w.blocks, first_local_key(w.p.blocks, last), leaf))
+                  .empty();
+  }
+  w.by_bits = masked || sparse;
+  for (int t = 0; t < w.unit.num_qo; ++t) {
+    const VisibleKeys& seen = w.tokens[t].keys;
+    w.seen[t] = keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
+    if (!w.by_bits) continue;
+    w.bits[t] = masked
+                    ? masked_keys(lengths, w.unit.request, shape, w.unit.qo_begin + t, seen, leaf)
+                    : bits_in(w.seen[t]);
+    if (sparse) {
+      const int64_t local =
+          first_local_key(w.p.blocks, w.tokens[t].position) - static_cast<int64_t>(leaf) * kLeaf;
+      w.bits[t] = w.bits[t] & (listed | LeafBits::between(clamp_key(local), kLeaf));
+    }
+    w.seen[t] = w.bits[t].hull();
+  }
 }
 
 template <class S>
@@ -340,7 +425,7 @@ ATTNFOLD_LANE_FN ScoreMod score_mod(const UnitWork<S>& w, int row) {
 
 /** Scales of the leaf's keys under the kv head at `head_offset` bytes.  x + (x - x) is x, or NaN
  * where x is not finite. */
-ATTNFOLD_LANE_FN void read_scales(const LeafRows& rows, const LeafKeys& keys, int64_t head_offset,
+ATTNFOLD_LANE_FN void read_scales(const LeafRows& rows, const UnitLeaf& keys, int64_t head_offset,
                                   float* out) {
   for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16)) {
     for (int i = n; i < n + 16; ++i) {
@@ -352,7 +437,7 @@ ATTNFOLD_LANE_FN void read_scales(const LeafRows& rows, const LeafKeys& keys, in
 }
 
 template <class S>
-void point_scales(const UnitWork<S>& w, int leaf, const LeafKeys& keys) {
+void point_scales(const UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
   const Tensors& t = w.args.tensors;
   const Lengths& lengths = *w.args.lengths;
   if (t.k_scale.data) {
@@ -365,7 +450,7 @@ void point_scales(const UnitWork<S>& w, int leaf, const LeafKeys& keys) {
 
 /** Reads the scales of the unit's kv head h. */
 template <class S>
-void read_head_scales(const UnitWork<S>& w, int h, const LeafKeys& keys) {
+void read_head_scales(const UnitWork<S>& w, int h, const UnitLeaf& keys) {
   const Tensors& t = w.args.tensors;
   const int64_t head_bytes = (w.unit.kv_head_begin + h) * static_cast<int64_t>(sizeof(float));
   if (t.k_scale.data)
@@ -376,7 +461,8 @@ void read_head_scales(const UnitWork<S>& w, int h, const LeafKeys& keys) {
 
 /** p of one row becomes p times the scale of the value, where the row sees the key. */
 ATTNFOLD_LANE_FN void scale_weights(float* p, const LeafKeys& keys, const float* scale) {
-  for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16))
+  const UnitLeaf row{keys, false, {}};
+  for (int n = next_group(row, 0); n < kLeaf; n = next_group(row, n + 16))
     store(p + n, mul(load(p + n), load(scale + n)));
 }
 
@@ -385,24 +471,16 @@ ATTNFOLD_LANE_FN void scale_weights(float* p, const LeafKeys& keys, const float*
 template <DType T, class S, int kChunks>
 void leaf_states(UnitWork<S>& w, int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
-  const LeafKeys keys = unit_keys(w, leaf);
-  LeafKeys next_keys{};
+  const UnitLeaf keys = unit_leaf(w, leaf);
+  UnitLeaf next_keys{};
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   point_rows(w.p, lengths, w.args.tensors.v, bytes, w.unit.request, leaf, keys, w.v);
   point_scales(w, leaf, keys);
   if (next >= 0) {
-    next_keys = unit_keys(w, next);
+    next_keys = unit_leaf(w, next);
     point_rows(w.p, lengths, w.args.tensors.k, bytes, w.unit.request, next, next_keys, w.next_k);
   }
-  const RequestShape shape = request_shape(lengths, w.unit.request);
-  w.by_bits = w.unit.num_members == 0 && shape.mask_width > 0 &&
-              (static_cast<int64_t>(leaf) + 1) * kLeaf > shape.kv_len - shape.mask_width;
-  for (int t = 0; t < w.unit.num_qo; ++t) {
-    const VisibleKeys& seen = w.tokens[t].keys;
-    w.seen[t] = w.by_bits ? masked_keys(lengths, w.unit.request, shape, w.unit.qo_begin + t, seen,
-                                        leaf, &w.bits[t])
-                          : keys_in_leaf(seen.sink, seen.begin, seen.end, leaf);
-  }
+  see_leaf(w, leaf, keys);
   leaf_scores<S, kChunks>(w, keys);
   for (int r = 0; r < w.rows; ++r) {
     if (r % w.head_rows == 0) read_head_scales(w, r / w.head_rows, keys);
@@ -486,7 +564,7 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
     pack_queries(w);
     const int leaf = leaf_at(w.unit, item.leaf_begin);
     point_rows(w.p, *args.lengths, args.tensors.k, dtype_bytes(w.p.kv_dtype), w.unit.request, leaf,
-               unit_keys(w, leaf), w.k);
+               unit_leaf(w, leaf), w.k);
   }
   clear_states(w.total, w.rows);
   for (int at = item.leaf_begin; at < item.leaf_end;) {

@@ -152,12 +152,25 @@ struct LeafBits {
 
   bool has(int n) const { return word[n / 64] >> (n % 64) & 1; }
   void set_one(int n) { word[n / 64] |= uint64_t{1} << (n % 64); }
-  void set(int begin, int end) {
-    for (int n = begin; n < end; ++n) set_one(n);
+  /** Keys [0, n). */
+  static LeafBits below(int n) {
+    return {
+        {n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1, n <= 64 ? 0 : ~uint64_t{0} >> (128 - n)}};
   }
+  static LeafBits between(int begin, int end) { return below(end) - below(begin); }
+  LeafBits operator|(const LeafBits& b) const {
+    return {{word[0] | b.word[0], word[1] | b.word[1]}};
+  }
+  LeafBits operator&(const LeafBits& b) const {
+    return {{word[0] & b.word[0], word[1] & b.word[1]}};
+  }
+  LeafBits operator-(const LeafBits& b) const {
+    return {{word[0] & ~b.word[0], word[1] & ~b.word[1]}};
+  }
+  bool empty() const { return !(word[0] | word[1]); }
   /** From the first bit to the last. */
   LeafKeys hull() const {
-    if (!(word[0] | word[1])) return {0, 0, 0};
+    if (empty()) return {0, 0, 0};
     return {0, word[0] ? __builtin_ctzll(word[0]) : 64 + __builtin_ctzll(word[1]),
             word[1] ? 128 - __builtin_clzll(word[1]) : 64 - __builtin_clzll(word[0])};
   }
@@ -168,7 +181,12 @@ struct LeafBits {
 /** fill_unseen, where bits say what is seen between the first key and the last. */
 ATTNFOLD_LANE_FN void fill_unseen(float* s, const LeafBits& bits, int lane_begin, int lane_end,
                                   float value) {
-  for (int i = lane_begin; i < lane_end; ++i) s[i] = bits.has(i) ? s[i] : value;
+  for (int n = lane_begin; n < lane_end; n += 16) {
+    const uint32_t seen = bits.of_16(n);
+    if (seen == 0) store(s + n, splat(value));
+    if (seen == 0 || seen == 0xffff) continue;
+    for (int i = 0; i < 16; ++i) s[n + i] = seen >> i & 1 ? s[n + i] : value;
+  }
 }
 
 // Above this a score in float32 keeps at most 3 bits below the point: then plain rounded scores are

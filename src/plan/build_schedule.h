@@ -7,23 +7,79 @@
 namespace attnfold {
 namespace planner {
 
+/** Numbers the leaves of a unit's range of keys. */
+ATTNFOLD_HD_LARGE inline void place_leaves(Unit* u) {
+  const int32_t sink = u->sink_keys;
+  u->leaf_begin = u->key_begin / kLeaf;
+  u->leaf_end = u->key_end > u->key_begin ? static_cast<int32_t>(divide_up(u->key_end, kLeaf))
+                                          : u->leaf_begin;
+  u->sink_leaves = u->starts_inside ? 0 : static_cast<int32_t>(divide_up(sink, kLeaf));
+  if (u->starts_inside) return;
+  if (u->leaf_end == u->leaf_begin) {  // the sink alone
+    u->leaf_begin = u->leaf_end = u->sink_leaves;
+    u->sink_leaves = 0;
+    if (sink > 0) u->leaf_begin = 0;
+  } else if (u->sink_leaves >= u->leaf_begin) {
+    u->leaf_begin = u->sink_leaves = 0;
+  }
+}
+
+/** Lists those leaves of a unit's range of keys that hold a key of its blocks. */
+ATTNFOLD_HD_LARGE inline void list_leaves(const HeadBlocks& blocks, int64_t first_position, Unit* u,
+                                          Schedule* s) {
+  int32_t* live = s->live_leaves + s->num_live_leaves;
+  const int64_t first_local = first_local_key(blocks.mask, first_position);
+  const int64_t ranges[2][2] = {{0, u->sink_keys}, {u->key_begin, u->key_end}};
+  int32_t n = 0;
+  for (int32_t r = 0; r < 2; ++r) {
+    for (int64_t key = ranges[r][0]; key < ranges[r][1];) {
+      const KeyStretch stretch = next_stretch(blocks, first_local, key);
+      const int64_t end = stretch.end < ranges[r][1] ? stretch.end : ranges[r][1];
+      if (stretch.begin < end) {
+        int64_t leaf = stretch.begin / kLeaf;
+        if (n > 0 && leaf <= live[n - 1]) leaf = live[n - 1] + 1;
+        for (; leaf * kLeaf < end; ++leaf) live[n++] = static_cast<int32_t>(leaf);
+      }
+      key = stretch.begin < end ? end : ranges[r][1];
+    }
+  }
+  u->live = live;
+  u->leaf_begin = u->sink_leaves = 0;
+  u->leaf_end = n;
+  s->num_live_leaves += n;
+}
+
+/** Heads from `head` on, up to `most`, that are one unit: they see the same blocks. */
+ATTNFOLD_HD_LARGE inline int32_t num_heads(const BlockMask& mask, const Lengths& lengths,
+                                           int32_t kv_heads, int32_t request, int32_t head,
+                                           int32_t most) {
+  if (most > kv_heads - head) most = kv_heads - head;
+  if (mask.block_size == 0) return most;
+  const HeadBlocks first = head_blocks(mask, lengths, kv_heads, request, head);
+  int32_t n = 1;
+  while (n < most && same_blocks(first, head_blocks(mask, lengths, kv_heads, request, head + n))) {
+    ++n;
+  }
+  return n;
+}
+
 /** Appends the units of one request, but for the leaves that prefix units hold. */
 ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask,
-                                        const Lengths& lengths, int32_t request,
-                                        const RequestPrefix& prefix, Schedule* s) {
+                                        const BlockMask& blocks, const Lengths& lengths,
+                                        int32_t request, const RequestPrefix& prefix, Schedule* s) {
   const RequestShape keys_of = request_shape(lengths, request);
   const int32_t qo_len = keys_of.qo_len;
   const RowSets sets = row_sets(shape, qo_len);
   for (int32_t token = 0; token < qo_len; token += sets.tokens) {
-    for (int32_t head = 0; head < shape.kv_heads; head += sets.kv_heads) {
+    for (int32_t head = 0, heads; head < shape.kv_heads; head += heads) {
+      heads = num_heads(blocks, lengths, shape.kv_heads, request, head, sets.kv_heads);
       Unit& u = s->units[s->num_units++];
       u = {};
       u.request = request;
       u.qo_begin = token;
       u.num_qo = sets.tokens < qo_len - token ? sets.tokens : qo_len - token;
       u.kv_head_begin = head;
-      u.num_kv_heads =
-          sets.kv_heads < shape.kv_heads - head ? sets.kv_heads : shape.kv_heads - head;
+      u.num_kv_heads = heads;
       VisibleKeys keys = visible_keys(mask, keys_of, u.qo_begin, u.num_qo);
       if (prefix.leaf_end > 0) {
         keys.begin = prefix.leaf_end * kLeaf;
@@ -33,18 +89,11 @@ ATTNFOLD_HD_LARGE inline void add_units(const UnitShape& shape, const Mask& mask
       u.sink_keys = keys.sink;
       u.key_begin = keys.begin;
       u.key_end = keys.end;
-      u.leaf_begin = keys.begin / kLeaf;
-      u.leaf_end =
-          keys.end > keys.begin ? static_cast<int32_t>(divide_up(keys.end, kLeaf)) : u.leaf_begin;
-      u.sink_leaves = static_cast<int32_t>(divide_up(keys.sink, kLeaf));
-      if (u.starts_inside) {
-        u.sink_leaves = 0;
-      } else if (u.leaf_end == u.leaf_begin) {  // the sink alone
-        u.leaf_begin = u.leaf_end = u.sink_leaves;
-        u.sink_leaves = 0;
-        if (keys.sink > 0) u.leaf_begin = 0;
-      } else if (u.sink_leaves >= u.leaf_begin) {
-        u.leaf_begin = u.sink_leaves = 0;
+      if (blocks.block_size == 0) {
+        place_leaves(&u);
+      } else {
+        list_leaves(head_blocks(blocks, lengths, shape.kv_heads, request, head),
+                    static_cast<int64_t>(keys_of.kv_len) - qo_len + token, &u, s);
       }
       set_leaf_cost(shape, &u, s);
     }
@@ -83,8 +132,12 @@ class Cutter {
     if (seed_ != 0) return floor_leaf;
     const int64_t into = wish - start - (floor_leaf - first) * unit.leaf_cost;
     const int32_t nearest = floor_leaf + (into * 2 > unit.leaf_cost ? 1 : 0);
-    const int32_t edge =
+    int32_t edge =
         (floor_leaf + kSuperChunk / 2) / kSuperChunk * kSuperChunk;  // of the nearest super-chunk
+    if (unit.live) {
+      const int32_t before = chunk_begin(unit, floor_leaf), after = chunk_end(unit, floor_leaf);
+      edge = floor_leaf - before < after - floor_leaf ? before : after;
+    }
     const int32_t candidates[] = {edge, nearest, floor_leaf};
     for (const int32_t candidate : candidates) {
       if (candidate < first || candidate > unit.leaf_end) continue;
@@ -209,21 +262,22 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
  * seed.
  */
 ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask& mask,
-                                             const Lengths& lengths, const PrefixSource& prefixes,
-                                             int32_t num_workers,
+                                             const BlockMask& blocks, const Lengths& lengths,
+                                             const PrefixSource& prefixes, int32_t num_workers,
                                              uint64_t cut_seed, int64_t state_floats_capacity,
                                              Schedule* s) {
+  s->num_live_leaves = 0;
   s->num_units = s->num_items = s->num_shared = s->num_merge_tasks = 0;
   s->num_members = s->num_prefix_groups = 0;
   s->num_workers = num_workers;
   s->num_shared_leaves = s->saved_bytes = s->whole_floats = 0;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
-  const bool may_share = lengths.batch <= prefixes.max_batch;
+  const bool may_share = blocks.block_size == 0 && lengths.batch <= prefixes.max_batch;
   if (may_share) planner::PrefixPlanner(shape, lengths, prefixes, s).plan(mask);
   for (int32_t r = 0; r < lengths.batch; ++r) {
     const RequestPrefix prefix = may_share ? s->prefix.requests[r] : RequestPrefix{0, 0, -1, -1, 0};
     if (lengths.qo_indptr[r + 1] > lengths.qo_indptr[r])
-      planner::add_units(shape, mask, lengths, r, prefix, s);
+      planner::add_units(shape, mask, blocks, lengths, r, prefix, s);
   }
 
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);

@@ -135,6 +135,17 @@ Status Plan::reserve() {
                                    std::to_string(given_.max_batch) + " and max_qo_rows " +
                                    std::to_string(given_.max_qo_rows) + ", got none"};
   }
+  if (problem_.blocks.block_size > 0) {
+    // A visible prefix reaches beyond a window: the bound is that of all keys.
+    const int64_t leaves = (static_cast<int64_t>(given_.max_kv_len) + kLeaf - 1) / kLeaf;
+    live_leaves_.reset(new (std::nothrow) int32_t[static_cast<size_t>(capacity_.units * leaves)]);
+  }
+  if (problem_.blocks.block_size > 0 && !live_leaves_) {
+    return {ATTNFOLD_INTERNAL, "memory: expected room for the live leaves of max_batch " +
+                                   std::to_string(given_.max_batch) + ", max_qo_rows " +
+                                   std::to_string(given_.max_qo_rows) + " and max_kv_len " +
+                                   std::to_string(given_.max_kv_len) + ", got none"};
+  }
   worker_items_.resize(static_cast<size_t>(num_workers_) + 1);
   schedule_.units = units_.get();
   schedule_.items = items_.get();
@@ -148,17 +159,25 @@ Status Plan::reserve() {
                       ints + requests,        ints + 2 * requests,
                       prefix_classes_.get(),  prefix_nodes_.get(),
                       ints + 3 * requests};
+  schedule_.live_leaves = live_leaves_.get();
   return {};
 }
 
 Status Plan::update(const attnfold_lengths* lengths) {
   attnfold_lengths l;
-  ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_.mask, lengths, &l));
+  ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_, lengths, &l));
   ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
-  lengths_ = {
-      l.batch,           qo_indptr_.data(), kv_len_.data(), l.block_table, l.block_table_stride,
-      kv_indptr_.data(), l.kv_indices,      nullptr,        nullptr,       nullptr,
-      l.mask_bits};
+  lengths_ = {};
+  lengths_.batch = l.batch;
+  lengths_.qo_indptr = qo_indptr_.data();
+  lengths_.kv_len = kv_len_.data();
+  lengths_.block_table = l.block_table;
+  lengths_.block_table_stride = l.block_table_stride;
+  lengths_.kv_indptr = kv_indptr_.data();
+  lengths_.kv_indices = l.kv_indices;
+  lengths_.mask_bits = l.mask_bits;
+  lengths_.block_indptr = l.block_indptr;
+  lengths_.block_indices = l.block_indices;
   if (l.batch > 0 && l.visible_prefix) {
     std::copy_n(l.visible_prefix, l.batch, visible_prefix_.begin());
     lengths_.visible_prefix = visible_prefix_.data();
@@ -188,8 +207,8 @@ Status Plan::update(const attnfold_lengths* lengths) {
   prefixes.keys = l.prefix_keys;
   prefixes.indptr = l.prefix_indptr;
   prefixes.requests = l.prefix_requests;
-  build_schedule(shape_, problem_.mask, lengths_, prefixes, num_workers_, cut_seed_,
-                 capacity_.state_floats, &schedule_);
+  build_schedule(shape_, problem_.mask, problem_.blocks, lengths_, prefixes, num_workers_,
+                 cut_seed_, capacity_.state_floats, &schedule_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};
@@ -236,18 +255,32 @@ int64_t Plan::key_bytes() const {
 
 int64_t Plan::kv_bytes() const {
   int64_t rows = 0;
-  for (int32_t i = 0; i < schedule_.num_items; ++i) {
-    const Item& item = items_[i];
-    const Unit& unit = units_[item.unit];
-    for (int32_t at = item.leaf_begin; at < item.leaf_end; ++at) {
-      const int64_t first = static_cast<int64_t>(leaf_at(unit, at)) * kLeaf, last = first + kLeaf;
-      const int64_t sink = clamp_to(unit.sink_keys, first, last) - first;
-      const int64_t main =
-          clamp_to(unit.key_end, first, last) - clamp_to(unit.key_begin, first, last);
-      rows += (sink + main) * unit.num_kv_heads;
-    }
+  for (int32_t i = 0; i < schedule_.num_units; ++i) {
+    const Unit& u = units_[i];
+    int64_t keys = static_cast<int64_t>(u.sink_keys) + u.key_end - u.key_begin;
+    if (u.live) keys = num_block_keys(u);
+    rows += keys * u.num_kv_heads;
   }
   return rows * key_bytes();
+}
+
+int64_t Plan::num_block_keys(const Unit& u) const {
+  const HeadBlocks blocks =
+      head_blocks(problem_.blocks, lengths_, problem_.kv_heads, u.request, u.kv_head_begin);
+  const RequestShape request = request_shape(lengths_, u.request);
+  const int64_t first_local = first_local_key(
+      problem_.blocks, static_cast<int64_t>(request.kv_len) - request.qo_len + u.qo_begin);
+  int64_t keys = 0;
+  const int64_t ranges[2][2] = {{0, u.sink_keys}, {u.key_begin, u.key_end}};
+  for (const auto& [begin, end] : ranges) {
+    for (int64_t key = begin; key < end;) {
+      const KeyStretch stretch = next_stretch(blocks, first_local, key);
+      const int64_t stop = std::min(stretch.end, end);
+      keys += std::max<int64_t>(stop - stretch.begin, 0);
+      key = stop;
+    }
+  }
+  return keys;
 }
 
 uint64_t Plan::schedule_id() const {
@@ -265,6 +298,8 @@ uint64_t Plan::schedule_id() const {
     for (int32_t m = 0; m < u.num_members; ++m) {
       h = hash_step(h, schedule_.members[u.member + m].request);
     }
+    for (int32_t at = item.leaf_begin; u.live && at < item.leaf_end; ++at)
+      h = hash_step(h, u.live[at]);
   }
   return h;
 }
@@ -320,20 +355,25 @@ Status Plan::item(int32_t index, attnfold_plan_item* out) const {
   const int32_t begin = std::max(item.leaf_begin, u.leaf_begin),
                 sink_end = std::min(item.leaf_end, u.leaf_begin);
   const bool sinks = item.leaf_begin < sink_end;
-  const attnfold_plan_item i = {size,
-                                item.worker,
-                                item.unit,
-                                u.request,
-                                u.qo_begin,
-                                u.num_qo,
-                                u.kv_head_begin,
-                                u.num_kv_heads,
-                                begin,
-                                std::max(item.leaf_end, begin),
-                                sinks ? item.leaf_begin - first_leaf(u) : 0,
-                                sinks ? sink_end - first_leaf(u) : 0,
-                                std::max(u.num_members, 1),
-                                requests_of(u)};
+  attnfold_plan_item i = {size,
+                          item.worker,
+                          item.unit,
+                          u.request,
+                          u.qo_begin,
+                          u.num_qo,
+                          u.kv_head_begin,
+                          u.num_kv_heads,
+                          begin,
+                          std::max(item.leaf_end, begin),
+                          sinks ? item.leaf_begin - first_leaf(u) : 0,
+                          sinks ? sink_end - first_leaf(u) : 0,
+                          std::max(u.num_members, 1),
+                          requests_of(u),
+                          item.leaf_end - item.leaf_begin};
+  if (u.live && i.num_leaves > 0) {
+    i.leaf_begin = leaf_at(u, item.leaf_begin);
+    i.leaf_end = leaf_at(u, item.leaf_end - 1) + 1;
+  }
   std::memcpy(static_cast<void*>(out), &i, std::min(size, sizeof(i)));
   return {};
 }

@@ -33,6 +33,7 @@ class Plan {
   Status reserve();
   int64_t key_bytes() const;  // of k, v and scales of one key of one kv head
   int64_t kv_bytes() const;
+  int64_t num_block_keys(const Unit& unit) const;
   uint64_t schedule_id() const;
   const int32_t* requests_of(const Unit& unit) const;
   Status check_updated() const;
@@ -59,6 +60,7 @@ class Plan {
   std::unique_ptr<Item[]> items_;
   std::unique_ptr<SharedUnit[]> shared_;
   std::unique_ptr<Member[]> members_;
+  std::unique_ptr<int32_t[]> live_leaves_;
   std::vector<int32_t> worker_items_;
   // Of the search for shared prefixes.
   std::unique_ptr<RequestPrefix[]> prefix_requests_;

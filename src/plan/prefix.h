@@ -108,9 +108,7 @@ class PrefixPlanner {
   ATTNFOLD_HD_LARGE int32_t num_qo(int32_t r) const {
     return lengths_.qo_indptr[r + 1] - lengths_.qo_indptr[r];
   }
-  ATTNFOLD_HD_LARGE const int32_t* pages(int32_t r) const {
-    return pages_of(lengths_, r);
-  }
+  ATTNFOLD_HD_LARGE const int32_t* pages(int32_t r) const { return pages_of(lengths_, r); }
 
   ATTNFOLD_HD_LARGE void plan_given() {
     const PrefixSource& given = prefixes_;

@@ -48,6 +48,7 @@ struct Unit {
   int32_t member;         // of a prefix unit: its first member; else the request's first, or -1
   int32_t num_members;    // 0: not a prefix unit
   int32_t item_begin, num_items;
+  const int32_t* live;  // with a block-sparse mask: [leaf_end] absolute leaves, rising; else null
 };
 
 /** The tokens of one request, all of them, within the prefix units that hold the same leaves: one
@@ -60,16 +61,23 @@ struct Member {
 };
 
 // Leaves of a unit are numbered so that they follow one another: [first_leaf, leaf_end), the sink's
-// leaves just before leaf_begin.  leaf_at() gives the absolute leaf of a number.
+// leaves just before leaf_begin.  With a block-sparse mask those that hold a key that some row sees
+// are numbered from 0.  leaf_at() gives the absolute leaf of a number.
 ATTNFOLD_HD inline int32_t first_leaf(const Unit& u) { return u.leaf_begin - u.sink_leaves; }
 ATTNFOLD_HD inline int32_t num_leaves(const Unit& u) { return u.leaf_end - first_leaf(u); }
 ATTNFOLD_HD inline int32_t leaf_at(const Unit& u, int32_t number) {
+  if (u.live) return u.live[number];
   return number < u.leaf_begin ? number - first_leaf(u) : number;
 }
 
 /** The first number of the super-chunk that holds `number`; before the unit's own leaves if that
  * super-chunk begins in another unit. */
 ATTNFOLD_HD inline int32_t chunk_begin(const Unit& u, int32_t number) {
+  if (u.live) {
+    int32_t begin = number;
+    while (begin > 0 && u.live[begin - 1] / kSuperChunk == u.live[number] / kSuperChunk) --begin;
+    return begin;
+  }
   const int32_t chunk_leaf = leaf_at(u, number) / kSuperChunk * kSuperChunk;
   if (chunk_leaf < u.sink_leaves) return first_leaf(u) + chunk_leaf;
   return chunk_leaf > u.leaf_begin || u.starts_inside ? chunk_leaf : u.leaf_begin;
@@ -77,6 +85,11 @@ ATTNFOLD_HD inline int32_t chunk_begin(const Unit& u, int32_t number) {
 
 /** One past the last number of it. */
 ATTNFOLD_HD inline int32_t chunk_end(const Unit& u, int32_t number) {
+  if (u.live) {
+    int32_t end = number + 1;
+    while (end < u.leaf_end && u.live[end] / kSuperChunk == u.live[number] / kSuperChunk) ++end;
+    return end;
+  }
   const int32_t edge = leaf_at(u, number) / kSuperChunk * kSuperChunk + kSuperChunk;  // absolute
   int32_t end = edge;
   if (edge <= u.leaf_begin && u.sink_leaves > 0) {  // among the sink's leaves
@@ -147,6 +160,8 @@ struct Schedule {
   int64_t num_shared_leaves;  // of all groups
   int64_t saved_bytes;        // of k and v, that prefix units need not read
   int64_t whole_floats;       // of states that prefixes cost before anything is cut
+  int32_t* live_leaves;       // units' lists, one after the other; null without a block-sparse mask
+  int64_t num_live_leaves;
   int64_t state_floats;
   int64_t total_cost, max_worker_cost, max_leaf_cost;
 };

@@ -61,6 +61,23 @@ Status check_window(const char* name, int32_t value) {
   return {};
 }
 
+constexpr int32_t kMaxBlocks = 1 << 30;
+
+Status check_block_mask(const attnfold_problem& p) {
+  ATTNFOLD_RETURN_IF_ERROR(check_range("sparse_block_size", p.sparse_block_size, 0, kMaxBlocks));
+  const int32_t most = p.sparse_block_size > 0 ? kMaxBlocks : 0;
+  const auto check = [&](const char* name, int32_t value, int32_t limit,
+                         const char* why) -> Status {
+    if (value >= 0 && value <= limit) return {};
+    return invalid(name, range_text(0, limit) + (limit == 0 ? why : ""), value);
+  };
+  const char* off = " (sparse_block_size is 0)";
+  ATTNFOLD_RETURN_IF_ERROR(check("sparse_local_blocks", p.sparse_local_blocks, most, off));
+  ATTNFOLD_RETURN_IF_ERROR(check("sparse_vertical_stride", p.sparse_vertical_stride, most, off));
+  return check("sparse_head_step", p.sparse_head_step, p.sparse_vertical_stride > 0 ? most : 0,
+               " (sparse_vertical_stride is 0)");
+}
+
 }  // namespace
 
 template <class T>
@@ -145,6 +162,7 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   }
   ATTNFOLD_RETURN_IF_ERROR(check_range("attention_chunk", p->attention_chunk, 0, INT32_MAX));
   ATTNFOLD_RETURN_IF_ERROR(check_range("sink_tokens", p->sink_tokens, 0, INT32_MAX));
+  ATTNFOLD_RETURN_IF_ERROR(check_block_mask(*p));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_batch", p->max_batch, 0, 1 << 24));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_qo_rows", p->max_qo_rows, 0, 1 << 30));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_kv_len", p->max_kv_len, 0, 1 << 30));
@@ -171,7 +189,9 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
           p->logits_softcap,
           p->logits_softcap > 0.0f ? p->sm_scale / p->logits_softcap : 0.0f,
           static_cast<float>(p->logits_softcap * log2e),
-          p->v_in_k};
+          p->v_in_k,
+          {p->sparse_block_size, p->sparse_local_blocks, p->sparse_vertical_stride,
+           p->sparse_head_step}};
   return {};
 }
 
@@ -233,8 +253,38 @@ Status check_page_ids(const attnfold_problem& p, const attnfold_lengths& l, int3
   return {};
 }
 
+/** The pages of keys that lie in blocks which some row of request r sees. */
+Status check_block_pages(const attnfold_problem& p, const Problem& problem,
+                         const attnfold_lengths& l, int32_t r, const int32_t* ids,
+                         const RequestShape& shape, const VisibleKeys& keys) {
+  Lengths lists{};
+  lists.block_indptr = l.block_indptr;
+  lists.block_indices = l.block_indices;
+  const int64_t first_local =
+      first_local_key(problem.blocks, static_cast<int64_t>(shape.kv_len) - shape.qo_len);
+  const int32_t ranges[2][2] = {{0, keys.sink}, {keys.begin, keys.end}};
+  HeadBlocks last{};
+  for (int32_t h = 0; h < problem.kv_heads; ++h) {
+    const HeadBlocks blocks = head_blocks(problem.blocks, lists, problem.kv_heads, r, h);
+    if (h > 0 && same_blocks(last, blocks)) continue;
+    last = blocks;
+    for (const auto& [begin, end] : ranges) {
+      for (int64_t key = begin; key < end;) {
+        const KeyStretch stretch = next_stretch(blocks, first_local, key);
+        const int64_t stop = std::min<int64_t>(stretch.end, end);
+        if (stretch.begin < stop) {
+          ATTNFOLD_RETURN_IF_ERROR(check_page_ids(p, l, r, ids, static_cast<int32_t>(stretch.begin),
+                                                  static_cast<int32_t>(stop)));
+        }
+        key = stop;
+      }
+    }
+  }
+  return {};
+}
+
 /** The page ids that some row of request r may read. */
-Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_lengths& l,
+Status check_pages(const attnfold_problem& p, const Problem& problem, const attnfold_lengths& l,
                    int32_t r, const RequestShape& shape) {
   const int64_t num_needed = (static_cast<int64_t>(l.kv_len[r]) + p.page_size - 1) / p.page_size;
   const int32_t* ids = nullptr;
@@ -258,9 +308,59 @@ Status check_pages(const attnfold_problem& p, const Mask& mask, const attnfold_l
     ids = l.kv_indices + l.kv_indptr[r];
   }
   if (shape.qo_len == 0) return {};
-  const VisibleKeys keys = visible_keys(mask, shape, 0, shape.qo_len);
+  const VisibleKeys keys = visible_keys(problem.mask, shape, 0, shape.qo_len);
+  if (problem.blocks.block_size > 0) return check_block_pages(p, problem, l, r, ids, shape, keys);
   ATTNFOLD_RETURN_IF_ERROR(check_page_ids(p, l, r, ids, 0, keys.sink));
   return check_page_ids(p, l, r, ids, keys.begin, keys.end);
+}
+
+/** Either a list for each request and kv head, or no list. */
+Status check_block_arrays(const Problem& problem, const attnfold_lengths& l) {
+  const bool lists = has_lists(problem.blocks);
+  if (!lists && (l.block_indptr || l.block_indices)) {
+    return invalid(l.block_indptr ? "block_indptr" : "block_indices",
+                   problem.blocks.block_size == 0
+                       ? "NULL (sparse_block_size is 0)"
+                       : "NULL (sparse_local_blocks and sparse_vertical_stride list the blocks)",
+                   "a pointer");
+  }
+  if (!lists) return {};
+  if (!l.block_indptr)
+    return invalid("block_indptr",
+                   "[batch * kv_heads + 1] offsets (sparse_block_size is " +
+                       std::to_string(problem.blocks.block_size) + ")",
+                   "NULL");
+  const int64_t n = static_cast<int64_t>(l.batch) * problem.kv_heads;
+  if (n > INT32_MAX) return invalid("batch", "less than 2^31 lists of blocks", l.batch);
+  ATTNFOLD_RETURN_IF_ERROR(check_offsets("block_indptr", l.block_indptr, static_cast<int32_t>(n),
+                                         INT32_MAX, "2^31 - 1"));
+  if (l.block_indptr[n] > l.block_indptr[0] && !l.block_indices)
+    return invalid("block_indices", "ids of blocks", "NULL");
+  return {};
+}
+
+/** The lists of request r: ids of blocks that hold a key, rising. */
+Status check_block_lists(const Problem& problem, const attnfold_lengths& l, int32_t r,
+                         int32_t kv_len) {
+  if (!has_lists(problem.blocks)) return {};
+  const int64_t blocks =
+      (static_cast<int64_t>(kv_len) + problem.blocks.block_size - 1) / problem.blocks.block_size;
+  for (int32_t h = 0; h < problem.kv_heads; ++h) {
+    const int32_t* offset = l.block_indptr + static_cast<int64_t>(r) * problem.kv_heads + h;
+    int32_t last = -1;
+    for (int32_t i = offset[0]; i < offset[1]; ++i) {
+      const int32_t id = l.block_indices[i];
+      if (id <= last || id >= blocks) {
+        return invalid(indexed("block_indices", i),
+                       last + 1 < blocks
+                           ? range_text(last + 1, blocks - 1) + " (rising, blocks that hold a key)"
+                           : "no further block (" + std::to_string(blocks) + " hold a key)",
+                       id);
+      }
+      last = id;
+    }
+  }
+  return {};
 }
 
 /** Either all three of the mask's arrays, or none. */
@@ -311,8 +411,8 @@ Status check_request_masks(const attnfold_lengths& l, int32_t r, RequestShape* s
 
 }  // namespace
 
-Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given,
-                        attnfold_lengths* l) {
+Status validate_lengths(const attnfold_problem& p, const Problem& problem,
+                        const attnfold_lengths* given, attnfold_lengths* l) {
   const attnfold_lengths defaults = ATTNFOLD_LENGTHS_INIT;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("lengths", given, defaults, l));
   const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
@@ -353,6 +453,7 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
     }
   }
   ATTNFOLD_RETURN_IF_ERROR(check_mask_arrays(*l));
+  ATTNFOLD_RETURN_IF_ERROR(check_block_arrays(problem, *l));
   for (int32_t r = 0; r < l->batch; ++r) {
     const int64_t have =
         ragged ? l->kv_indptr[r + 1] - static_cast<int64_t>(l->kv_indptr[r]) : p.max_kv_len;
@@ -367,7 +468,8 @@ Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnf
     shape.qo_len = l->qo_indptr[r + 1] - l->qo_indptr[r];
     shape.kv_len = static_cast<int32_t>(kv_len);
     ATTNFOLD_RETURN_IF_ERROR(check_request_masks(*l, r, &shape));
-    if (!ragged) ATTNFOLD_RETURN_IF_ERROR(check_pages(p, mask, *l, r, shape));
+    ATTNFOLD_RETURN_IF_ERROR(check_block_lists(problem, *l, r, shape.kv_len));
+    if (!ragged) ATTNFOLD_RETURN_IF_ERROR(check_pages(p, problem, *l, r, shape));
   }
   return {};
 }

@@ -21,8 +21,8 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
 Status validate_execution(const attnfold_execution* given, attnfold_execution* e);
 
 /** Checks shapes and every entry that a run may read.  `out` borrows the arrays. */
-Status validate_lengths(const attnfold_problem& p, const Mask& mask, const attnfold_lengths* given,
-                        attnfold_lengths* out);
+Status validate_lengths(const attnfold_problem& p, const Problem& problem,
+                        const attnfold_lengths* given, attnfold_lengths* out);
 
 /** Checks the prefix groups against each other and the page tables, after validate_lengths.
  * `group_of` is scratch, [max_batch]. */

@@ -97,8 +97,11 @@ Status validate_prefixes(const attnfold_problem& p, const UnitShape& shape, cons
       RequestShape request{l.qo_indptr[r + 1] - l.qo_indptr[r], l.kv_len[r]};
       if (l.visible_prefix) request.visible_prefix = l.visible_prefix[r];
       if (l.mask_width) request.mask_width = l.mask_width[r];
+      // Under a block-sparse mask nothing is shared, and entries of unlisted blocks mean nothing.
       const int32_t keys =
-          std::min(l.prefix_keys[g], planner::shareable_keys(shape, mask, request));
+          p.sparse_block_size > 0
+              ? 0
+              : std::min(l.prefix_keys[g], planner::shareable_keys(shape, mask, request));
       if (first < 0 && keys > 0) {
         first = r;
         first_keys = keys;

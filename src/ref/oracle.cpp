@@ -76,9 +76,32 @@ bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, in
   return true;
 }
 
-bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j) {
+namespace {
+
+/** Block-sparse: the key's block is near the query's own, or one of those that all queries see. */
+bool block_allows(const check::Call& call, int32_t r, int64_t position, int32_t j,
+                  int32_t kv_head) {
+  const attnfold_problem& p = call.problem;
+  const int64_t block = j / p.sparse_block_size;
+  if (p.sparse_local_blocks == 0 && p.sparse_vertical_stride == 0) {
+    const int32_t* offset = call.block_indptr.data() + r * p.kv_heads + kv_head;
+    const auto list = call.block_indices.begin();
+    return std::find(list + offset[0], list + offset[1], block) != list + offset[1];
+  }
+  const int64_t blocks_back = std::max<int64_t>(position, 0) / p.sparse_block_size - block;
+  if (p.sparse_local_blocks > 0 && blocks_back < p.sparse_local_blocks) return true;
+  const int64_t moved = block + 1 + int64_t{kv_head} * p.sparse_head_step;
+  return p.sparse_vertical_stride > 0 && moved % p.sparse_vertical_stride == 0;
+}
+
+}  // namespace
+
+bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j, int32_t kv_head) {
   const int32_t kv_len = call.kv_len[r], qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
   if (j < 0 || j >= kv_len) return false;
+  if (call.problem.sparse_block_size > 0 &&
+      !block_allows(call, r, int64_t{kv_len} - qo_len + i, j, kv_head))
+    return false;
   // A request's own bits know best about the keys that they cover.
   const int64_t width = call.mask_width.empty() ? 0 : call.mask_width[r];
   const int64_t keys_to_end = int64_t{kv_len} - j;  // 1 for the last key
@@ -108,11 +131,11 @@ struct Keys {
 
 /** Queries `tokens` of request r; keys that none of them sees are never touched, nor are their
  * table entries. */
-std::vector<int32_t> seen_positions(const check::Call& call, int32_t r,
+std::vector<int32_t> seen_positions(const check::Call& call, int32_t r, int32_t kv_head,
                                     const std::vector<int32_t>& tokens) {
   std::vector<int32_t> seen;
   for (int32_t j = 0; j < call.kv_len[r]; ++j) {
-    const auto sees_j = [&](int32_t i) { return visible(call, r, i, j); };
+    const auto sees_j = [&](int32_t i) { return visible(call, r, i, j, kv_head); };
     if (std::any_of(tokens.begin(), tokens.end(), sees_j)) seen.push_back(j);
   }
   return seen;
@@ -312,13 +335,13 @@ void share_largest(const std::vector<size_t>& rows, std::vector<double>* errors)
 void answer_request(const check::Call& call, int32_t r, const std::vector<int32_t>& tokens,
                     Truth* truth) {
   Keys keys;
-  keys.positions = seen_positions(call, r, tokens);
   for (int32_t kv_head = 0; kv_head < call.problem.kv_heads; ++kv_head) {
+    keys.positions = seen_positions(call, r, kv_head, tokens);
     decode_keys(call, r, kv_head, &keys);
     for (int32_t i : tokens) {
       std::vector<size_t> seen;
       for (size_t x = 0; x < keys.n(); ++x) {
-        if (visible(call, r, i, keys.positions[x])) seen.push_back(x);
+        if (visible(call, r, i, keys.positions[x], kv_head)) seen.push_back(x);
       }
       for (int32_t g = 0; g < call.group_size(); ++g) {
         answer_row(call, r, i, kv_head * call.group_size() + g, keys, seen, truth);

@@ -24,8 +24,8 @@ struct Truth {
  * its own words; the kernels have core/mask.h. */
 bool visible(const attnfold_problem& problem, int32_t qo_len, int32_t kv_len, int32_t i, int32_t j);
 
-/** The same for request r of a call, with what the step says of that request. */
-bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j);
+/** The same for request r of a call, with what the step says of that request and kv head. */
+bool visible(const check::Call& call, int32_t r, int32_t i, int32_t j, int32_t kv_head = 0);
 
 /** Every row, or only those listed. */
 Truth answer(const check::Call& call);

@@ -13,7 +13,7 @@ namespace {
 static_assert(sizeof(void*) == 8, "the offsets below are those of LP64");
 
 TEST(Abi, ProblemKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_problem), 112u);
+  EXPECT_EQ(sizeof(attnfold_problem), 128u);
   EXPECT_EQ(offsetof(attnfold_problem, struct_size), 0u);
   EXPECT_EQ(offsetof(attnfold_problem, qo_heads), 8u);
   EXPECT_EQ(offsetof(attnfold_problem, kv_heads), 12u);
@@ -39,6 +39,10 @@ TEST(Abi, ProblemKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_problem, k_scale_kind), 96u);
   EXPECT_EQ(offsetof(attnfold_problem, v_scale_kind), 100u);
   EXPECT_EQ(offsetof(attnfold_problem, v_in_k), 104u);
+  EXPECT_EQ(offsetof(attnfold_problem, sparse_block_size), 108u);
+  EXPECT_EQ(offsetof(attnfold_problem, sparse_local_blocks), 112u);
+  EXPECT_EQ(offsetof(attnfold_problem, sparse_vertical_stride), 116u);
+  EXPECT_EQ(offsetof(attnfold_problem, sparse_head_step), 120u);
 }
 
 TEST(Abi, ExecutionKeepsItsLayout) {
@@ -53,7 +57,7 @@ TEST(Abi, ExecutionKeepsItsLayout) {
 }
 
 TEST(Abi, LengthsKeepTheirLayout) {
-  EXPECT_EQ(sizeof(attnfold_lengths), 136u);
+  EXPECT_EQ(sizeof(attnfold_lengths), 152u);
   EXPECT_EQ(offsetof(attnfold_lengths, batch), 8u);
   EXPECT_EQ(offsetof(attnfold_lengths, qo_indptr), 16u);
   EXPECT_EQ(offsetof(attnfold_lengths, kv_len), 24u);
@@ -70,6 +74,8 @@ TEST(Abi, LengthsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_lengths, mask_width), 112u);
   EXPECT_EQ(offsetof(attnfold_lengths, mask_indptr), 120u);
   EXPECT_EQ(offsetof(attnfold_lengths, mask_bits), 128u);
+  EXPECT_EQ(offsetof(attnfold_lengths, block_indptr), 136u);
+  EXPECT_EQ(offsetof(attnfold_lengths, block_indices), 144u);
 }
 
 TEST(Abi, TensorsKeepTheirLayout) {
@@ -103,13 +109,14 @@ TEST(Abi, OutputStructsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_plan_report, num_prefix_groups), 96u);
   EXPECT_EQ(offsetof(attnfold_plan_report, num_shared_leaves), 104u);
   EXPECT_EQ(offsetof(attnfold_plan_report, saved_kv_bytes), 112u);
-  EXPECT_EQ(sizeof(attnfold_plan_item), 64u);
+  EXPECT_EQ(sizeof(attnfold_plan_item), 72u);
   EXPECT_EQ(offsetof(attnfold_plan_item, worker), 8u);
   EXPECT_EQ(offsetof(attnfold_plan_item, leaf_end), 40u);
   EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_begin), 44u);
   EXPECT_EQ(offsetof(attnfold_plan_item, sink_leaf_end), 48u);
   EXPECT_EQ(offsetof(attnfold_plan_item, num_requests), 52u);
   EXPECT_EQ(offsetof(attnfold_plan_item, requests), 56u);
+  EXPECT_EQ(offsetof(attnfold_plan_item, num_leaves), 64u);
   EXPECT_EQ(sizeof(attnfold_kernel_info), 64u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, name), 8u);
   EXPECT_EQ(offsetof(attnfold_kernel_info, why_not), 56u);

@@ -90,6 +90,11 @@ TEST(CreateArguments, EveryBadFieldOfTheProblemIsNamed) {
       {"logits_softcap", [](P& p) { p.logits_softcap = kInf; }},
       {"attention_chunk", [](P& p) { p.attention_chunk = -1; }},
       {"sink_tokens", [](P& p) { p.sink_tokens = INT32_MIN; }},
+      {"sparse_block_size", [](P& p) { p.sparse_block_size = -1; }},
+      {"sparse_block_size", [](P& p) { p.sparse_block_size = INT32_MAX; }},
+      {"sparse_local_blocks", [](P& p) { p.sparse_local_blocks = 1; }},
+      {"sparse_vertical_stride", [](P& p) { p.sparse_vertical_stride = 1; }},
+      {"sparse_head_step", [](P& p) { p.sparse_head_step = 1; }},
   };
   for (const auto& [argument, make] : faults) {
     SmallCall call;

@@ -23,9 +23,9 @@ ATTNFOLD_HD inline float use_core(const Lengths& lengths, const Mask& mask, cons
 }
 
 /** The planner, as a device would run it: on one thread. */
-__global__ void plan_kernel(UnitShape shape, Mask mask, Lengths lengths, int32_t num_workers, Schedule* schedule) {
+__global__ void plan_kernel(UnitShape shape, Mask mask, BlockMask blocks, Lengths lengths, int32_t num_workers, Schedule* schedule) {
   const ScheduleCapacity capacity = schedule_capacity(shape, lengths.batch, 64, 4096, num_workers, 1);
-  build_schedule(shape, mask, lengths, PrefixSource{}, num_workers, 0, capacity.state_floats, schedule);
+  build_schedule(shape, mask, blocks, lengths, PrefixSource{}, num_workers, 0, capacity.state_floats, schedule);
 }
 
 /** New rows into a pool, a token for each thread. */
@@ -48,7 +48,7 @@ __global__ void use_core_kernel(Lengths lengths, Mask mask, const void* data, DT
 float use_core_on_host(const Lengths& lengths, const Mask& mask, const void* data, DType dtype, void* out) {
   use_core_kernel<<<1, 32>>>(lengths, mask, data, dtype, out);
   append_kernel<<<1, 32>>>(nullptr, data, out, 16, lengths.block_table);
-  plan_kernel<<<1, 1>>>(UnitShape{}, mask, Lengths{}, 1, nullptr);
+  plan_kernel<<<1, 1>>>(UnitShape{}, mask, BlockMask{}, Lengths{}, 1, nullptr);
   return use_core(lengths, mask, data, dtype, 0);
 }
 
