@@ -73,18 +73,8 @@ TEST_P(PrefixRandom, SameBytesAsWithout) {
     if (!spec.visible_prefix.empty())
       spec.visible_prefix[r] = std::min(spec.visible_prefix[r], spec.kv_len[r] - width);
   }
-  // Masks follow the lengths; under a block-sparse one nothing is shared.
-  attnfold_problem& p = spec.problem;
+  attnfold_problem& p = spec.problem;  // under a block-sparse mask nothing is shared
   p.sparse_block_size = p.sparse_local_blocks = p.sparse_vertical_stride = p.sparse_head_step = 0;
-  for (size_t r = 0; r < spec.kv_len.size(); ++r) {
-    int32_t width = spec.mask_width.empty() ? 0 : spec.mask_width[r];
-    if (width > 0) {
-      width = std::clamp(width, std::min(spec.qo_len[r], spec.kv_len[r]), spec.kv_len[r]);
-      spec.mask_width[r] = width;
-    }
-    if (!spec.visible_prefix.empty())
-      spec.visible_prefix[r] = std::min(spec.visible_prefix[r], spec.kv_len[r] - width);
-  }
   Call call = generate(spec, seed);
   share_prefixes(&call, rng);
   Answer first;

@@ -279,6 +279,33 @@ TEST(CallFileFaults, EachFaultOfValuesInKeysIsNamed) {
              {"off", [](Parts& p) { p.metadata()["v_in_k"] = "0"; }, {"tensor v"}}});
 }
 
+TEST(CallFileFaults, EachFaultOfABlockMaskIsNamed) {
+  const auto with = [](std::vector<int32_t> indptr, std::vector<int32_t> blocks) {
+    Parts parts = paged_parts();  // blocks 0..2 of request 0, 0..1 of request 1
+    parts.metadata()["sparse_block_size"] = "2";
+    parts.put<int32_t>("block_indptr", "I32", {static_cast<int64_t>(indptr.size())}, indptr);
+    parts.put<int32_t>("block_indices", "I32", {static_cast<int64_t>(blocks.size())}, blocks);
+    return parts;
+  };
+  EXPECT_TRUE(reads(with({0, 2, 3}, {0, 2, 1}).bytes()));
+  EXPECT_TRUE(refused(with({0, 2, 3}, {0, 3, 1}).bytes(), {"block_indices[1]", "1..2", "got 3"}));
+  EXPECT_TRUE(refused(with({0, 2, 3}, {2, 2, 1}).bytes(), {"block_indices[1]", "got 2"}));
+  EXPECT_TRUE(refused(with({0, 2, 3}, {0, 2, -1}).bytes(), {"block_indices[2]", "0..1", "got -1"}));
+  EXPECT_TRUE(refused(with({0, 2}, {0, 2}).bytes(), {"block_indptr", "[3]", "[2]"}));
+  EXPECT_TRUE(refused(with({0, 3, 2}, {0, 2}).bytes(), {"block_indptr[2]", "3", "got 2"}));
+  EXPECT_TRUE(refused(with({0, 2, 3}, {0, 2}).bytes(), {"block_indptr[2]", "2", "got 3"}));
+  Parts parts = with({0, 2, 3}, {0, 2, 1});
+  parts.metadata()["sparse_local_blocks"] = "1";
+  EXPECT_TRUE(refused(parts.bytes(), {"block_indptr", "none"}));
+  parts = paged_parts();
+  parts.metadata()["sparse_block_size"] = "2";
+  EXPECT_TRUE(refused(parts.bytes(), {"block_indptr", "no such tensor"}));
+  parts.metadata()["sparse_head_step"] = "1";
+  EXPECT_TRUE(refused(parts.bytes(), {"sparse_head_step", "0", "got 1"}));
+  parts.metadata()["sparse_block_size"] = "-2";
+  EXPECT_TRUE(refused(parts.bytes(), {"sparse_block_size", "-2"}));
+}
+
 TEST(CallFileFaults, EachTensorFaultOfACsrCallIsNamed) {
   expect_each_refused(csr_parts,
                       {value_fault("kv_indptr", 0, -1, {"kv_indptr[0]", "got -1"}),

@@ -203,6 +203,31 @@ TEST(CallFile, VisiblePrefixesAndMaskBitsRead) {
   }
 }
 
+TEST(CallFile, BlockListsAndPatternsRead) {
+  for (Parts parts : {paged_parts(), csr_parts(), ragged_parts()}) {
+    parts.metadata()["sparse_block_size"] = "2";
+    Parts pattern = parts;
+    parts.put<int32_t>("block_indptr", "I32", {3}, {0, 2, 3});
+    parts.put<int32_t>("block_indices", "I32", {3}, {0, 2, 1});
+    const LoadResult lists = parse(parts.bytes());
+    ASSERT_TRUE(lists.ok) << lists.error;
+    EXPECT_TRUE(ref::visible(lists.call, 0, 1, 1));
+    EXPECT_FALSE(ref::visible(lists.call, 0, 1, 2));
+    EXPECT_TRUE(ref::visible(lists.call, 0, 1, 4));
+    EXPECT_FALSE(ref::visible(lists.call, 1, 0, 0));
+    EXPECT_TRUE(ref::visible(lists.call, 1, 0, 2));
+    expect_sane(lists);
+    pattern.metadata()["sparse_local_blocks"] = "1";
+    pattern.metadata()["sparse_vertical_stride"] = "3";
+    const LoadResult drawn = parse(pattern.bytes());
+    ASSERT_TRUE(drawn.ok) << drawn.error;
+    EXPECT_EQ(drawn.call.problem.sparse_vertical_stride, 3);
+    EXPECT_FALSE(ref::visible(drawn.call, 0, 1, 3));
+    EXPECT_TRUE(ref::visible(drawn.call, 0, 1, 4)) << "the own block, and the third";
+    expect_sane(drawn);
+  }
+}
+
 TEST(CallFile, EmptyBatchReads) {
   Parts parts;
   parts.metadata() = paged_parts().metadata();
