@@ -100,7 +100,7 @@ Shares plan_gpu(const Question& question, const attnfold_lengths& lengths, int32
   step.batch = lengths.batch;
   step.qo_indptr = lengths.qo_indptr;
   step.kv_len = kv_len.data();
-  build_schedule(shape, mask, step, {}, workers, 0, capacity.state_floats, &s);
+  build_schedule(shape, mask, {}, step, {}, workers, 0, capacity.state_floats, &s);
   Shares shares;
   attnfold_plan_report& r = shares.report;
   r.num_workers = workers;
