@@ -16,6 +16,8 @@ using cases::Lengths;
 Call any_paged_call(uint64_t seed) {
   for (std::mt19937_64 rng(seed);;) {
     Spec spec = random_spec(rng);
+    attnfold_problem& p = spec.problem;  // blocks that nobody lists have no page to append to
+    p.sparse_block_size = p.sparse_local_blocks = p.sparse_vertical_stride = p.sparse_head_step = 0;
     if (spec.problem.kv_storage != ATTNFOLD_KV_PAGED) continue;
     if (is_8_bit(static_cast<DType>(spec.problem.kv_dtype))) continue;
     spec.problem.window_left = -1;
