@@ -27,6 +27,10 @@ attnfold::check::Spec spec_of(const Workload& w) {
   spec.problem.qo_heads = 8;
   spec.problem.kv_heads = 2;
   spec.problem.q_dtype = spec.problem.kv_dtype = w.kv;
+  if (attnfold::is_8_bit(static_cast<DType>(w.kv))) {
+    spec.problem.q_dtype = ATTNFOLD_BF16;
+    spec.problem.k_scale_kind = spec.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TOKEN;
+  }
   spec.problem.o_dtype = ATTNFOLD_F32;  // errors before rounding to a 16-bit type
   spec.qo_len = w.qo_len;
   spec.kv_len = w.kv_len;
@@ -72,9 +76,15 @@ int main() {
       {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_F16},
       {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_F32},
       {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_F32},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_E4M3},
+      {"decode, 32768 keys, peaked", {1}, {32768}, 8.0f, ATTNFOLD_E4M3},
+      {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_E4M3},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_E5M2},
+      {"decode, 32768 keys", {1}, {32768}, 1.0f, ATTNFOLD_I8},
+      {"prefill, 256 on 1024", {256}, {1024}, 1.0f, ATTNFOLD_I8},
   };
   std::printf(
-      "| workload (8/2 heads, d 128) | q, k, v | numerics id | o rms | o max | naive o max | lse "
+      "| workload (8/2 heads, d 128) | k, v | numerics id | o rms | o max | naive o max | lse "
       "max | "
       "naive lse max | of the bound |\n");
   std::printf("|---|---|---|---|---|---|---|---|---|\n");

@@ -9,28 +9,17 @@ namespace attnfold::check {
 namespace {
 
 constexpr const char* kSpeed = "a speed limit: see attnfold bench";
-constexpr const char* kEightBit = "8-bit KV";
 constexpr const char* kBias = "additive bias";
 constexpr const char* kGpu = "CUDA";
 
 constexpr WaitingCase kWaiting[] = {
     {"one_key_additive_bias", kBias},
     {"bias_row_offset_2_32", kBias},
-    {"replay_stale_tile_schedule", kEightBit},
-    {"page_2848_multi_query", kEightBit},
     {"mla_576_512_small_gpu", kBias},
-    {"int8_decode_head_dim_256", kEightBit},
     {"gqa_ratio_12_perf", kSpeed},
     {"gqa_ratio_3_perf", kSpeed},
-    {"window_verify_q8_mixed_dtype", kEightBit},
-    {"sink_on_quantised_kv", kEightBit},
     {"causal_alignment_cpu_vs_gpu", kGpu},
-    {"ragged_ignores_kv_scales", kEightBit},
-    {"paged_scales_lost_positional", kEightBit},
-    {"scale_type_handling", kEightBit},
-    {"fp8_probabilities_subnormal", kEightBit},
     {"cpu_mask_last_dim_one", kBias},
-    {"cpu_avx2_int8_kv", kEightBit},
     {"cpu_flash_slower_than_plain", kSpeed},
     {"cpu_bf16_needless_conversion", kSpeed},
     {"quantised_kv_silent_cpu_fallback", "block-quantised KV"},
@@ -55,7 +44,7 @@ std::vector<NamedCase> collect() {
        {cases::empty_cases(), cases::lse_cases(), cases::range_cases(), cases::bound_cases(),
         cases::overflow_cases(), cases::stale_cases(), cases::shape_cases(), cases::window_cases(),
         cases::zero_cases(), cases::schedule_cases(), cases::rank_cases(), cases::stride_cases(),
-        cases::score_cases(), cases::mask_cases()}) {
+        cases::score_cases(), cases::mask_cases(), cases::byte_cases()}) {
     all.insert(all.end(), section.begin(), section.end());
   }
   return all;

@@ -263,5 +263,6 @@ std::span<const NamedCase> rank_cases();
 std::span<const NamedCase> stride_cases();
 std::span<const NamedCase> score_cases();
 std::span<const NamedCase> mask_cases();
+std::span<const NamedCase> byte_cases();
 
 }  // namespace attnfold::check::cases

@@ -210,7 +210,7 @@ void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t 
 
 /** A scale that spreads normal draws of `range` over the codes of an 8-bit type. */
 float typical_scale(attnfold_dtype kv_dtype, float range) {
-  const float spread = kv_dtype == ATTNFOLD_I8     ? 40.0f
+  const float spread = kv_dtype == ATTNFOLD_I8     ? 30.0f
                        : kv_dtype == ATTNFOLD_E4M3 ? 90.0f
                        : kv_dtype == ATTNFOLD_E5M2 ? 9000.0f
                                                    : 1.3f;
@@ -218,7 +218,7 @@ float typical_scale(attnfold_dtype kv_dtype, float range) {
 }
 
 void draw_scale(Scales* scales, int64_t at, uint64_t word, float typical) {
-  const float factor = 0.5f + static_cast<float>(word >> 40) * 0x1p-24f;
+  const float factor = 0.75f + static_cast<float>(word >> 40) * 0x1p-25f;
   store_f32(scales->values->data(), DType::f32, at, typical * factor);
 }
 
