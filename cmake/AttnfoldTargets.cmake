@@ -11,10 +11,10 @@ function(attnfold_configure target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES
     CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-  target_compile_options(${target} PRIVATE
-    -ffp-contract=off -fno-math-errno -Wall -Wextra $<$<BOOL:${ATTNFOLD_WERROR}>:-Werror>
-    # gcc 12 sees overlaps inside its own std::string that cannot be
-    $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
+  set(options -ffp-contract=off -fno-math-errno -Wall -Wextra $<$<BOOL:${ATTNFOLD_WERROR}>:-Werror>
+      # gcc 12 sees overlaps inside its own std::string that cannot be
+      $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${options}>)
   if(ATTNFOLD_OPENMP)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
   endif()
@@ -41,6 +41,9 @@ function(attnfold_link_runtime target)
     list(REMOVE_ITEM openmp_names pthread)
     target_link_libraries(${target} PRIVATE
       $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<INSTALL_INTERFACE:${openmp_names}>)
+  endif()
+  if(ATTNFOLD_CUDA)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
   endif()
   if(ATTNFOLD_SANITIZE)
     target_link_options(${target} PUBLIC $<BUILD_INTERFACE:-fsanitize=${ATTNFOLD_SANITIZE}>)

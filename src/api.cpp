@@ -9,6 +9,7 @@
 #include "attnfold/attnfold.h"
 #include "cache/cache.h"
 #include "cpu/cpu_features.h"
+#include "cuda/backend.h"
 #include "float_mode.h"
 #include "merge.h"
 #include "plan/plan.h"
@@ -19,7 +20,7 @@ using attnfold::invalid;
 using attnfold::Status;
 
 struct attnfold_plan {
-  std::unique_ptr<attnfold::Plan> plan;
+  std::unique_ptr<attnfold::AnyPlan> plan;
 };
 
 namespace {
@@ -56,11 +57,6 @@ attnfold_status guarded(Body&& body) noexcept {
   }
 }
 
-Status check_stream(void* stream) {
-  if (stream) return invalid("stream", "NULL (the plan is on the CPU)", "a pointer");
-  return {};
-}
-
 /** An output struct states its size; a newer caller's further fields are left alone. */
 template <class T>
 Status check_output_struct(const char* name, const T* out) {
@@ -72,6 +68,41 @@ Status check_output_struct(const char* name, const T* out) {
   return {};
 }
 
+/** A row of the kernel table, of one backend or the other. */
+struct AnyRow {
+  const attnfold::cpu::KernelRow* cpu;
+  const attnfold::cuda::KernelRow* cuda;
+  attnfold_kernel_info info;
+  std::string why;  // it cannot run here, or ""
+};
+
+/** Found out once; the strings live as long as the process. */
+const std::vector<AnyRow>& kernel_rows() {
+  static const auto* rows = [] {
+    auto* all = new std::vector<AnyRow>;
+    for (const auto* row : attnfold::cpu::kernel_table()) {
+      const attnfold_kernel_info info = {0, row->name, row->isa, row->q_dtypes,
+                                         attnfold::dtype_name(row->kv_dtype), row->numerics_id,
+                                         0, nullptr};
+      all->push_back({row, nullptr, info, attnfold::cpu::why_not(row->isa)});
+    }
+    for (int i = 0; i < attnfold::cuda::kNumKernelRows; ++i) {
+      const attnfold::cuda::KernelRow& row = attnfold::cuda::kernel_row(i);
+      const char* type = attnfold::dtype_name(row.dtype);
+      all->push_back({nullptr, &row, {0, row.name, "cuda", type, type, row.numerics_id, 0, nullptr},
+                      attnfold::cuda::why_not_here()});
+    }
+    return all;
+  }();
+  return *rows;
+}
+
+Status check_kernel_index(int32_t index) {
+  const size_t n = kernel_rows().size();
+  if (index >= 0 && static_cast<size_t>(index) < n) return {};
+  return invalid("index", "0.." + std::to_string(n - 1), index);
+}
+
 }  // namespace
 
 extern "C" {
@@ -81,7 +112,11 @@ attnfold_status attnfold_plan_create(const attnfold_problem* problem,
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a pointer to receive it", "NULL");
     auto handle = std::make_unique<attnfold_plan>();
-    ATTNFOLD_RETURN_IF_ERROR(attnfold::Plan::create(problem, execution, &handle->plan));
+    attnfold_execution e;
+    ATTNFOLD_RETURN_IF_ERROR(attnfold::validate_execution(execution, &e));
+    ATTNFOLD_RETURN_IF_ERROR(e.backend == ATTNFOLD_CUDA
+                                 ? attnfold::cuda::create_plan(problem, e, &handle->plan)
+                                 : attnfold::Plan::create(problem, e, &handle->plan));
     *plan = handle.release();
     return {};
   });
@@ -91,8 +126,7 @@ attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths
                                      void* stream) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a plan", "NULL");
-    ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
-    return plan->plan->update(lengths);
+    return plan->plan->update(lengths, stream);
   });
 }
 
@@ -104,8 +138,7 @@ attnfold_status attnfold_plan_run(const attnfold_plan* plan, const attnfold_tens
                                   void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&]() -> Status {
     if (!plan) return invalid("plan", "a plan", "NULL");
-    ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
-    return plan->plan->run(tensors, workspace, workspace_bytes);
+    return plan->plan->run(tensors, workspace, workspace_bytes, stream);
   });
 }
 
@@ -129,11 +162,11 @@ attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index,
 }
 
 const char* attnfold_plan_kernel(const attnfold_plan* plan) {
-  return plan ? plan->plan->row().name : "";
+  return plan ? plan->plan->kernel() : "";
 }
 
 const char* attnfold_plan_numerics_id(const attnfold_plan* plan) {
-  return plan ? plan->plan->row().numerics_id : "";
+  return plan ? plan->plan->numerics_id() : "";
 }
 
 attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t head_dim_vo,
@@ -215,32 +248,18 @@ int32_t attnfold_version(void) {
 }
 
 int32_t attnfold_num_kernels(void) {
-  return static_cast<int32_t>(attnfold::cpu::kernel_table().size());
+  return static_cast<int32_t>(kernel_rows().size());
 }
 
 attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info) {
   return guarded([&]() -> Status {
     ATTNFOLD_RETURN_IF_ERROR(check_output_struct("info", info));
-    const auto& table = attnfold::cpu::kernel_table();
-    if (index < 0 || index >= attnfold_num_kernels()) {
-      return invalid("index", "0.." + std::to_string(table.size() - 1), index);
-    }
-    static const auto* reasons = [] {  // strings that live as long as the process
-      auto* r = new std::vector<std::string>;
-      for (const auto* row : attnfold::cpu::kernel_table())
-        r->push_back(attnfold::cpu::why_not(row->isa));
-      return r;
-    }();
-    const attnfold::cpu::KernelRow& row = *table[static_cast<size_t>(index)];
-    const std::string& why = (*reasons)[static_cast<size_t>(index)];
-    const attnfold_kernel_info filled = {info->struct_size,
-                                         row.name,
-                                         row.isa,
-                                         row.q_dtypes,
-                                         attnfold::dtype_name(row.kv_dtype),
-                                         row.numerics_id,
-                                         why.empty(),
-                                         why.c_str()};
+    ATTNFOLD_RETURN_IF_ERROR(check_kernel_index(index));
+    const AnyRow& row = kernel_rows()[static_cast<size_t>(index)];
+    attnfold_kernel_info filled = row.info;
+    filled.struct_size = info->struct_size;
+    filled.available = row.why.empty();
+    filled.why_not = row.why.c_str();
     std::memcpy(info, &filled, std::min(info->struct_size, sizeof(filled)));
     return {};
   });
@@ -248,17 +267,15 @@ attnfold_status attnfold_get_kernel(int32_t index, attnfold_kernel_info* info) {
 
 attnfold_status attnfold_kernel_serves(int32_t index, const attnfold_problem* problem) {
   return guarded([&]() -> Status {
-    const auto& table = attnfold::cpu::kernel_table();
-    if (index < 0 || index >= attnfold_num_kernels()) {
-      return invalid("index", "0.." + std::to_string(table.size() - 1), index);
-    }
+    ATTNFOLD_RETURN_IF_ERROR(check_kernel_index(index));
     attnfold_problem resolved;
     attnfold::Problem p;
     ATTNFOLD_RETURN_IF_ERROR(attnfold::validate_problem(problem, &resolved, &p));
-    const attnfold::cpu::KernelRow& row = *table[static_cast<size_t>(index)];
-    const std::string why = attnfold::cpu::why_row_rejects(row, p);
+    const AnyRow& row = kernel_rows()[static_cast<size_t>(index)];
+    const std::string why = row.cpu ? attnfold::cpu::why_row_rejects(*row.cpu, p)
+                                    : attnfold::cuda::why_row_rejects(*row.cuda, p);
     if (why.empty()) return {};
-    return {ATTNFOLD_UNSUPPORTED, std::string(row.name) + ": " + why};
+    return {ATTNFOLD_UNSUPPORTED, std::string(row.info.name) + ": " + why};
   });
 }
 

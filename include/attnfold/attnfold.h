@@ -172,8 +172,14 @@ typedef enum attnfold_prefix_use {
   ATTNFOLD_PREFIX_ALWAYS = 2 /* read once also where it does not pay, to test schedules */
 } attnfold_prefix_use;
 
+/** What runs a plan. */
+typedef enum attnfold_backend {
+  ATTNFOLD_CPU = 0,
+  ATTNFOLD_CUDA = 1 /* an NVIDIA GPU; builds with the CUDA backend only */
+} attnfold_backend;
+
 /**
- * How to execute.  None of these can change a bit of any answer.  Set it to ATTNFOLD_EXECUTION_INIT first.
+ * How to execute.  Within one backend, none of these can change a bit of any answer.  Set it to ATTNFOLD_EXECUTION_INIT first.
  */
 typedef struct attnfold_execution {
   size_t struct_size;
@@ -185,10 +191,12 @@ typedef struct attnfold_execution {
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
   void* parallel_user;                /* handed to parallel_for */
   attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */
+  attnfold_backend backend;           /* where plans run; the fields above but workers and cut_seed are the CPU's alone */
+  int32_t device;                     /* CUDA: the device's number; -1 = the calling thread's current device */
 } attnfold_execution;
 
 #define ATTNFOLD_EXECUTION_INIT \
-  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL, ATTNFOLD_PREFIX_AUTO }
+  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_CPU, -1 }
 
 /**
  * The lengths of one step.  Set it to ATTNFOLD_LENGTHS_INIT first.

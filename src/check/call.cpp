@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "check/device_call.h"
+
 namespace attnfold::check {
 namespace {
 
@@ -265,6 +267,7 @@ attnfold_tensors Call::tensors() const {
 }
 
 RunResult run_engine(const Call& call, const attnfold_execution& execution) {
+  if (execution.backend == ATTNFOLD_CUDA) return run_on_device(call, execution);
   attnfold_plan* created = nullptr;
   attnfold_status status = attnfold_plan_create(&call.problem, &execution, &created);
   const std::unique_ptr<attnfold_plan, PlanDestroyer> plan(created);

@@ -104,7 +104,8 @@ class Judge {
     if (std::isinf(naive)) return;  // plain float32 leaves its range here: P1 asks for nothing
     const bool empty = truth_.lse[index] == -kInf;
     const double bound =
-        empty ? 0 : bound_.naive_factor * naive + bound_.floor * truth_.max_abs_v[index];
+        empty ? 0 : bound_.naive_factor * naive +
+                      (bound_.floor + bound_.p_rounding) * truth_.max_abs_v[index];
     const int64_t dim = call_.problem.head_dim_vo;
     const bool saturates = type == DType::e4m3;
     const double scale = saturates ? double{call_.o_scale} : 1;
@@ -198,6 +199,13 @@ bool schedule_id_of(const Call& call, const attnfold_execution& execution, uint6
 }
 
 }  // namespace
+
+Bound bound_of(const std::string& numerics_id) {
+  Bound bound;
+  if (numerics_id == "cuda-mma-1/bf16") bound.p_rounding = 0x1p-8;
+  if (numerics_id == "cuda-mma-1/f16") bound.p_rounding = 0x1p-11;
+  return bound;
+}
 
 Judgement judge(const Call& call, const ref::Truth& truth, const void* o, DType o_dtype,
                 const float* lse, int roundings, Bound bound) {

@@ -13,7 +13,11 @@ namespace attnfold::check {
 struct Bound {
   double naive_factor = 2.0;
   double floor = 0x1p-20;  // times max|v| for o, times max(1, |lse|) for lse
+  double p_rounding = 0;   // times max|v|, for o: of rows that round p to 16 bits, half a unit in its last place
 };
+
+/** The bound of a kernel row's family. */
+Bound bound_of(const std::string& numerics_id);
 
 struct Judgement {
   bool right = true;

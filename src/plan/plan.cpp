@@ -49,6 +49,11 @@ int32_t max_visible_keys(const attnfold_problem& p, const UnitShape& shape) {
   return static_cast<int32_t>(std::min<int64_t>(p.max_kv_len, keys));
 }
 
+Status check_stream(void* stream) {
+  if (stream) return invalid("stream", "NULL (the plan is on the CPU)", "a pointer");
+  return {};
+}
+
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
   for (int i = 0; i < 8; ++i)
     h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
@@ -84,12 +89,10 @@ Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow*
   return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + why};
 }
 
-Status Plan::create(const attnfold_problem* problem, const attnfold_execution* execution,
-                    std::unique_ptr<Plan>* out) {
+Status Plan::create(const attnfold_problem* problem, const attnfold_execution& e,
+                    std::unique_ptr<AnyPlan>* out) {
   auto plan = std::make_unique<Plan>();
-  attnfold_execution e;
   ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &plan->given_, &plan->problem_));
-  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
   ATTNFOLD_RETURN_IF_ERROR(choose_row(plan->problem_, e.isa, &plan->row_));
   plan->threads_ = cpu::threads_of(e);
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
@@ -163,7 +166,8 @@ Status Plan::reserve() {
   return {};
 }
 
-Status Plan::update(const attnfold_lengths* lengths) {
+Status Plan::update(const attnfold_lengths* lengths, void* stream) {
+  ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_, lengths, &l));
   ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
@@ -219,7 +223,9 @@ Status Plan::check_updated() const {
   return invalid("plan", "a successful attnfold_plan_update before", "none");
 }
 
-Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const {
+Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
+                 void* stream) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
   ATTNFOLD_RETURN_IF_ERROR(check_updated());
   cpu::RunArgs args{};
   const TensorExtents extents{qo_indptr_[lengths_.batch],

@@ -8,6 +8,7 @@
 #include "attnfold/attnfold.h"
 #include "core/problem.h"
 #include "cpu/backend.h"
+#include "plan/any_plan.h"
 #include "plan/schedule.h"
 #include "status.h"
 
@@ -17,17 +18,20 @@ namespace attnfold {
  * NULL: any). */
 Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow** row);
 
-class Plan {
+/** A plan on the CPU. */
+class Plan final : public AnyPlan {
  public:
-  static Status create(const attnfold_problem* problem, const attnfold_execution* execution,
-                       std::unique_ptr<Plan>* out);
+  static Status create(const attnfold_problem* problem, const attnfold_execution& execution,
+                       std::unique_ptr<AnyPlan>* out);
 
-  Status update(const attnfold_lengths* lengths);
-  Status run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes) const;
-  size_t workspace_bytes() const { return workspace_bytes_; }
-  Status report(attnfold_plan_report* out) const;
-  Status item(int32_t index, attnfold_plan_item* out) const;
-  const cpu::KernelRow& row() const { return *row_; }
+  Status update(const attnfold_lengths* lengths, void* stream) override;
+  Status run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
+             void* stream) const override;
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+  Status report(attnfold_plan_report* out) const override;
+  Status item(int32_t index, attnfold_plan_item* out) const override;
+  const char* kernel() const override { return row_->name; }
+  const char* numerics_id() const override { return row_->numerics_id; }
 
  private:
   Status reserve();

@@ -202,7 +202,9 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
   ATTNFOLD_RETURN_IF_ERROR(check_range("num_threads", e->num_threads, 0, kMaxWorkers));
   ATTNFOLD_RETURN_IF_ERROR(
       check_range("prefix_use", e->prefix_use, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_PREFIX_ALWAYS));
-  return check_range("num_workers", e->num_workers, 0, kMaxWorkers);
+  ATTNFOLD_RETURN_IF_ERROR(check_range("num_workers", e->num_workers, 0, kMaxWorkers));
+  ATTNFOLD_RETURN_IF_ERROR(check_range("backend", e->backend, 0, ATTNFOLD_CUDA));
+  return check_range("device", e->device, -1, INT32_MAX);
 }
 
 namespace {

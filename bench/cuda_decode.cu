@@ -1,0 +1,311 @@
+// Times decode on a CUDA device as an engine replays it: a captured graph of many calls, each on other pages, so that L2
+// is cold; medians, alternating with a plain read of as many bytes.
+//
+//   cuda_decode_bench [--json FILE] [--replays N] [SHAPE..]        no SHAPE: all that are listed below
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attnfold/attnfold.h"
+
+namespace {
+
+struct Shape {
+  const char* name;
+  int qo_heads, kv_heads, head_dim, page_size;
+  std::vector<int> kv_len;
+  bool head_major = false;
+};
+
+std::vector<int> lognormal_lengths() {  // 128 requests, mean 4000
+  std::mt19937_64 rng(0);
+  std::vector<int> n;
+  for (int i = 0; i < 128; ++i) {
+    double u = 0;
+    for (int k = 0; k < 12; ++k) u += static_cast<double>(rng() >> 11) * 0x1p-53;
+    n.push_back(static_cast<int>(std::clamp(std::exp(std::log(4000.0) - 0.5 + (u - 6.0)), 16.0, 32768.0)));
+  }
+  return n;
+}
+
+std::vector<int> equal(int batch, int kv_len) { return std::vector<int>(static_cast<size_t>(batch), kv_len); }
+
+std::vector<Shape> all_shapes() {
+  return {
+      {"D1", 32, 8, 128, 16, equal(1, 2560)},     {"D2", 32, 8, 128, 16, equal(1, 32768)},
+      {"D3", 32, 8, 128, 16, equal(1, 131072)},   {"D4", 32, 8, 128, 16, equal(16, 8192)},
+      {"D5", 32, 8, 128, 16, equal(64, 4096)},    {"D6", 32, 8, 128, 16, lognormal_lengths()},
+      {"D7a", 8, 1, 128, 16, equal(1, 32768)},    {"D7b", 8, 1, 128, 16, equal(32, 8192)},
+      {"D8", 32, 32, 128, 16, equal(8, 4096)},    {"D9", 32, 8, 128, 16, equal(256, 128)},
+      {"D10", 32, 8, 128, 16, equal(17, 2560)},   {"D4-page1", 32, 8, 128, 1, equal(16, 8192)},
+      {"D4-page64", 32, 8, 128, 64, equal(16, 8192)},
+      {"D4-head-major", 32, 8, 128, 16, equal(16, 8192), true},
+      {"D4-group1", 8, 8, 128, 16, equal(16, 8192)},   {"D4-group2", 16, 8, 128, 16, equal(16, 8192)},
+      {"D4-group6", 48, 8, 128, 16, equal(16, 8192)},  {"D4-group8", 64, 8, 128, 16, equal(16, 8192)},
+      {"D4-group16", 128, 8, 128, 16, equal(16, 8192)}, {"D4-dim64", 32, 8, 64, 16, equal(16, 16384)},
+      {"D4-dim256", 32, 8, 256, 16, equal(16, 4096)},
+  };
+}
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(3);
+}
+void check(attnfold_status status, const char* what) {
+  if (status == ATTNFOLD_OK) return;
+  std::fprintf(stderr, "%s: %s\n", what, attnfold_last_error());
+  std::exit(3);
+}
+
+/** Bits of bfloat16 numbers in about (-2, 2). */
+__global__ void fill_random(uint16_t* to, size_t n) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n; i += size_t{gridDim.x} * blockDim.x) {
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    const float u = static_cast<float>(x >> 40) * 0x1p-23f * 1.7f - 1.7f;
+    to[i] = static_cast<uint16_t>(__float_as_uint(u) >> 16);
+  }
+}
+
+/** Reads everything once, writes (practically) nothing. */
+template <int kUnroll>
+__global__ void plain_read(const uint4* from, size_t n, uint32_t* out) {
+  const size_t tile = size_t{blockDim.x} * kUnroll;
+  uint32_t sum = 0;
+  for (size_t base = blockIdx.x * tile; base + tile <= n; base += gridDim.x * tile) {
+    uint4 v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const uint4* p = from + base + size_t{static_cast<unsigned>(u)} * blockDim.x + threadIdx.x;
+      asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(v[u].x), "=r"(v[u].y), "=r"(v[u].z), "=r"(v[u].w)
+                   : "l"(p));
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+  }
+  if (sum == 0x9e3779b9u) *out = sum;
+}
+
+/** A graph of calls one after the other. */
+class Graph {
+ public:
+  Graph(cudaStream_t stream, int num_calls, const std::function<void(int)>& call) : stream_(stream), num_calls_(num_calls) {
+    cudaGraph_t graph;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    for (int i = 0; i < num_calls; ++i) call(i);
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
+    cudaGraphDestroy(graph);
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(exec_);
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  double replay_us() {  // of one call
+    float ms = 0;
+    check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
+    check(cudaEventRecord(end_, stream_), "cudaEventRecord");
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
+    return ms * 1e3 / num_calls_;
+  }
+
+ private:
+  cudaStream_t stream_;
+  int num_calls_;
+  cudaGraphExec_t exec_{};
+  cudaEvent_t begin_{}, end_{};
+};
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<long>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+template <class T>
+T* upload(const std::vector<T>& v) {
+  T* p = nullptr;
+  check(cudaMalloc(&p, v.size() * sizeof(T)), "cudaMalloc");
+  check(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  return p;
+}
+
+constexpr size_t kPoolBytes = size_t{5} << 30;  // of K, and of V
+
+struct Pools {
+  char *k, *v;
+};
+
+struct Result {
+  double kv_mb, read_us, attend_us;
+};
+
+/** One plan for each set of pages: a call's pages are set by its update, which is not timed. */
+struct PageSet {
+  attnfold_plan* plan;
+  int32_t *table, *kv_len, *qo_indptr;
+};
+
+Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int replays) {
+  const int batch = static_cast<int>(s.kv_len.size());
+  const int64_t page_elements = int64_t{s.page_size} * s.kv_heads * s.head_dim;
+  const int64_t num_pages = static_cast<int64_t>(kPoolBytes / 2) / page_elements;
+  int64_t pages = 0, keys = 0;
+  int longest = 0;
+  for (const int n : s.kv_len) {
+    pages += (n + s.page_size - 1) / s.page_size;
+    keys += n;
+    longest = std::max(longest, n);
+  }
+  const double bytes = static_cast<double>(keys) * s.kv_heads * s.head_dim * 4;
+  const int sets = static_cast<int>(
+      std::max<int64_t>(1, std::min({int64_t{64}, num_pages / pages, std::max<int64_t>(2, static_cast<int64_t>(600e6 / bytes) + 1)})));
+
+  attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
+  p.qo_heads = s.qo_heads;
+  p.kv_heads = s.kv_heads;
+  p.head_dim_qk = p.head_dim_vo = s.head_dim;
+  p.page_size = s.page_size;
+  p.num_pages = num_pages;
+  p.kv_layout = s.head_major ? ATTNFOLD_HND : ATTNFOLD_NHD;
+  p.max_batch = p.max_qo_rows = batch;
+  p.max_kv_len = longest;
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  e.backend = ATTNFOLD_CUDA;
+  if (const char* workers = std::getenv("WORKERS")) e.num_workers = std::atoi(workers);
+
+  std::vector<int32_t> order(static_cast<size_t>(num_pages));
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
+  const int64_t stride = (longest + s.page_size - 1) / s.page_size;
+  std::vector<int32_t> qo_indptr, kv_len(s.kv_len.begin(), s.kv_len.end());
+  for (int r = 0; r <= batch; ++r) qo_indptr.push_back(r);
+  std::vector<PageSet> page_sets;
+  size_t at = 0, workspace_bytes = 0;
+  for (int i = 0; i < sets; ++i) {
+    std::vector<int32_t> table(static_cast<size_t>(batch * stride), -1);
+    for (int r = 0; r < batch; ++r)
+      for (int j = 0; j < (s.kv_len[static_cast<size_t>(r)] + s.page_size - 1) / s.page_size; ++j)
+        table[static_cast<size_t>(r * stride + j)] = order[at++];
+    PageSet set{nullptr, upload(table), upload(kv_len), upload(qo_indptr)};
+    check(attnfold_plan_create(&p, &e, &set.plan), "attnfold_plan_create");
+    attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
+    lengths.batch = batch;
+    lengths.qo_indptr = set.qo_indptr;
+    lengths.kv_len = set.kv_len;
+    lengths.block_table = set.table;
+    lengths.block_table_stride = stride;
+    check(attnfold_plan_update(set.plan, &lengths, stream), "attnfold_plan_update");
+    workspace_bytes = attnfold_plan_workspace_bytes(set.plan);
+    page_sets.push_back(set);
+  }
+  const size_t row_elements = static_cast<size_t>(s.qo_heads) * s.head_dim;
+  uint16_t *q = nullptr, *o = nullptr;
+  float* lse = nullptr;
+  void* workspace = nullptr;
+  check(cudaMalloc(&q, batch * row_elements * 2), "cudaMalloc");
+  check(cudaMalloc(&o, batch * row_elements * 2), "cudaMalloc");
+  check(cudaMalloc(&lse, static_cast<size_t>(batch * s.qo_heads) * 4), "cudaMalloc");
+  check(cudaMalloc(&workspace, workspace_bytes), "cudaMalloc");
+  fill_random<<<256, 256, 0, stream>>>(q, batch * row_elements);
+  attnfold_tensors t = ATTNFOLD_TENSORS_INIT;
+  t.q = q;
+  t.k = pools.k;
+  t.v = pools.v;
+  t.o = o;
+  t.lse = lse;
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+
+  const double guess_us = 3 + bytes / 4.5e6;
+  const int rounds = std::max(1, std::min(512 / sets, static_cast<int>(3000 / (guess_us * sets)) + 1));
+  Graph attend(stream, rounds * sets, [&](int i) {
+    check(attnfold_plan_run(page_sets[static_cast<size_t>(i % sets)].plan, &t, workspace, workspace_bytes, stream), "attnfold_plan_run");
+  });
+  const size_t read_bytes = static_cast<size_t>(bytes) / 65536 * 65536;
+  const int reads = static_cast<int>(std::min<size_t>(64, std::max<size_t>(1, kPoolBytes / read_bytes)));
+  std::vector<std::unique_ptr<Graph>> read_graphs;
+  for (const int threads : {256, 512}) {
+    for (const int unroll : {4, 8}) {
+      for (const int blocks : {1, 2, 4, 8}) {
+        if (threads * blocks > 2048) continue;
+        const int calls = std::max(rounds * sets / 2, 8);
+        read_graphs.push_back(std::make_unique<Graph>(stream, calls, [&](int i) {
+          const uint4* from = reinterpret_cast<const uint4*>(pools.k + static_cast<size_t>(i % reads) * read_bytes);
+          const dim3 grid(static_cast<unsigned>(132 * blocks));
+          if (unroll == 4) plain_read<4><<<grid, threads, 0, stream>>>(from, read_bytes / 16, reinterpret_cast<uint32_t*>(lse));
+          else plain_read<8><<<grid, threads, 0, stream>>>(from, read_bytes / 16, reinterpret_cast<uint32_t*>(lse));
+        }));
+      }
+    }
+  }
+  std::vector<double> attend_us;
+  std::vector<std::vector<double>> read_us(read_graphs.size());
+  for (int i = 0; i < replays; ++i) {
+    attend_us.push_back(attend.replay_us());
+    attend_us.push_back(attend.replay_us());
+    for (size_t j = 0; j < read_graphs.size(); ++j)
+      if (i < 4) read_us[j].push_back(read_graphs[j]->replay_us());
+  }
+  double read = 1e30;
+  for (const auto& us : read_us) read = std::min(read, median(us));
+  for (PageSet& set : page_sets) {
+    attnfold_plan_destroy(set.plan);
+    cudaFree(set.table);
+    cudaFree(set.kv_len);
+    cudaFree(set.qo_indptr);
+  }
+  for (void* m : {static_cast<void*>(q), static_cast<void*>(o), static_cast<void*>(lse), workspace}) cudaFree(m);
+  return {bytes / 1e6, read, median(attend_us)};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> wanted;
+  const char* json = nullptr;
+  int replays = 10;
+  for (int i = 1; i < argc; ++i) {
+    const std::string a = argv[i];
+    if (a == "--json" && i + 1 < argc) json = argv[++i];
+    else if (a == "--replays" && i + 1 < argc) replays = std::atoi(argv[++i]);
+    else wanted.push_back(a);
+  }
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  Pools pools{};
+  check(cudaMalloc(&pools.k, kPoolBytes), "cudaMalloc");
+  check(cudaMalloc(&pools.v, kPoolBytes), "cudaMalloc");
+  fill_random<<<1024, 256, 0, stream>>>(reinterpret_cast<uint16_t*>(pools.k), kPoolBytes / 2);
+  fill_random<<<1024, 256, 0, stream>>>(reinterpret_cast<uint16_t*>(pools.v), kPoolBytes / 2);
+  FILE* out = json ? std::fopen(json, "w") : nullptr;
+  if (out) std::fprintf(out, "[");
+  std::printf("%-14s %8s %9s %9s %7s\n", "shape", "KV MB", "read us", "us", "of read");
+  bool first = true;
+  for (const Shape& s : all_shapes()) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), s.name) == wanted.end()) continue;
+    const Result r = time_shape(s, pools, stream, replays);
+    std::printf("%-14s %8.1f %9.2f %9.2f %6.1f%%\n", s.name, r.kv_mb, r.read_us, r.attend_us, 100 * r.read_us / r.attend_us);
+    std::fflush(stdout);
+    if (out) std::fprintf(out, "%s\n {\"shape\": \"%s\", \"kv_mb\": %.3f, \"read_us\": %.3f, \"us\": %.3f}", first ? "" : ",", s.name, r.kv_mb, r.read_us, r.attend_us);
+    first = false;
+  }
+  if (out) std::fprintf(out, "\n]\n"), std::fclose(out);
+  return 0;
+}

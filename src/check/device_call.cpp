@@ -1,0 +1,207 @@
+#include "check/device_call.h"
+
+#include <stdexcept>
+#include <utility>
+
+#if defined(ATTNFOLD_WITH_CUDA)
+#include <cuda_runtime.h>
+#endif
+
+namespace attnfold::check {
+
+#if defined(ATTNFOLD_WITH_CUDA)
+namespace {
+
+constexpr size_t kCanaryBytes = 256;  // keeps what lies between them aligned
+constexpr int kCanary = 0xc5, kPoison = 0xff;
+
+void require(cudaError_t error, const char* what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/** Bytes on the device between two canaries. */
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) {
+    require(cudaMalloc(&base_, bytes + 2 * kCanaryBytes), "cudaMalloc");
+    require(cudaMemset(base_, kCanary, bytes + 2 * kCanaryBytes), "cudaMemset");
+    require(cudaMemset(data(), kPoison, bytes), "cudaMemset");
+  }
+  DeviceBuffer(const void* from, size_t bytes) : DeviceBuffer(bytes) {
+    if (bytes > 0) require(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~DeviceBuffer() { cudaFree(base_); }
+
+  char* data() const { return base_ ? static_cast<char*>(base_) + kCanaryBytes : nullptr; }
+  size_t size() const { return bytes_; }
+
+  void read(void* to) const {
+    if (bytes_ > 0) require(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  }
+  bool canaries_whole() const {
+    unsigned char edges[2][kCanaryBytes];
+    require(cudaMemcpy(edges[0], base_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    require(cudaMemcpy(edges[1], data() + bytes_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    for (const auto& edge : edges)
+      for (const unsigned char byte : edge)
+        if (byte != kCanary) return false;
+    return true;
+  }
+
+ private:
+  void* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+template <class T>
+DeviceBuffer copy_of(const std::vector<T>& v) {
+  return v.empty() ? DeviceBuffer() : DeviceBuffer(v.data(), v.size() * sizeof(T));
+}
+
+}  // namespace
+
+struct DeviceCall::Memory {
+  DeviceBuffer qo_indptr, kv_len, block_table, kv_indptr, kv_indices;
+  DeviceBuffer q, k, v, alibi_slopes, sink_logits;
+  DeviceBuffer o, lse, workspace;
+};
+
+DeviceCall::DeviceCall(const Call& call) : call_(call), memory_(std::make_unique<Memory>()) {
+  Memory& m = *memory_;
+  m.qo_indptr = copy_of(call.qo_indptr);
+  m.kv_len = copy_of(call.kv_len);
+  m.block_table = copy_of(call.block_table);
+  m.kv_indptr = copy_of(call.kv_indptr);
+  m.kv_indices = copy_of(call.kv_indices);
+  m.alibi_slopes = copy_of(call.alibi_slopes);
+  m.sink_logits = copy_of(call.sink_logits);
+  m.q = DeviceBuffer(call.q->data(), call.q->size());
+  m.k = DeviceBuffer(call.k->data(), call.k->size());
+  m.v = DeviceBuffer(call.v->data(), call.v->size());
+}
+
+DeviceCall::~DeviceCall() = default;
+
+attnfold_lengths DeviceCall::lengths() const {
+  const auto pointer = [&](const DeviceBuffer& b) {  // where a table has no entry, something to point at
+    return reinterpret_cast<const int32_t*>(b.data() ? b.data() : memory_->q.data());
+  };
+  attnfold_lengths lengths = call_.lengths();
+  lengths.qo_indptr = pointer(memory_->qo_indptr);
+  if (lengths.kv_len) lengths.kv_len = pointer(memory_->kv_len);
+  if (lengths.block_table) lengths.block_table = pointer(memory_->block_table);
+  if (lengths.kv_indptr) lengths.kv_indptr = pointer(memory_->kv_indptr);
+  if (lengths.kv_indices) lengths.kv_indices = pointer(memory_->kv_indices);
+  return lengths;
+}
+
+attnfold_tensors DeviceCall::tensors() {
+  Memory& m = *memory_;
+  const size_t rows = static_cast<size_t>(call_.num_rows()) * static_cast<size_t>(call_.problem.qo_heads);
+  const int o_bytes = dtype_bytes(static_cast<DType>(call_.problem.o_dtype));
+  m.o = DeviceBuffer(rows * static_cast<size_t>(call_.problem.head_dim_vo * o_bytes));
+  m.lse = DeviceBuffer(rows * sizeof(float));
+  const auto moved = [](const void* host, const Buffer& from, const DeviceBuffer& to) {
+    return to.data() + (static_cast<const char*>(host) - reinterpret_cast<const char*>(from.data()));
+  };
+  attnfold_tensors t = call_.tensors();
+  t.q = moved(t.q, *call_.q, m.q);
+  t.k = moved(t.k, *call_.k, m.k);
+  t.v = moved(t.v, *call_.v, m.v);
+  t.o = m.o.data();
+  t.lse = reinterpret_cast<float*>(m.lse.data());
+  t.alibi_slopes = reinterpret_cast<const float*>(m.alibi_slopes.data());
+  t.sink_logits = reinterpret_cast<const float*>(m.sink_logits.data());
+  return t;
+}
+
+void* DeviceCall::workspace(size_t bytes) {
+  memory_->workspace = DeviceBuffer(bytes);
+  return memory_->workspace.data();
+}
+
+std::string DeviceCall::take(Answer* answer) {
+  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const Memory& m = *memory_;
+  for (const auto& [name, buffer] : {std::pair<const char*, const DeviceBuffer*>{"o", &m.o},
+                                     {"lse", &m.lse},
+                                     {"workspace", &m.workspace}}) {
+    if (!buffer->canaries_whole()) return std::string(name) + ": canary beside it is broken";
+  }
+  answer->o = Buffer(m.o.size());
+  answer->lse.resize(m.lse.size() / sizeof(float));
+  m.o.read(answer->o.data());
+  m.lse.read(answer->lse.data());
+  return "";
+}
+
+namespace {
+
+RunResult engine_failure(attnfold_status status) {
+  RunResult result;
+  result.status = status;
+  result.error = attnfold_last_error();
+  return result;
+}
+
+}  // namespace
+
+RunResult run_on_device(const Call& call, const attnfold_execution& execution) {
+  attnfold_plan* created = nullptr;
+  attnfold_status status = attnfold_plan_create(&call.problem, &execution, &created);
+  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(created, attnfold_plan_destroy);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+  DeviceCall device(call);
+  const attnfold_lengths lengths = device.lengths();
+  status = attnfold_plan_update(plan.get(), &lengths, nullptr);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+  const attnfold_tensors tensors = device.tensors();
+  const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
+  status = attnfold_plan_run(plan.get(), &tensors, device.workspace(bytes), bytes, nullptr);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+  RunResult result;
+  result.error = device.take(&result.answer);
+  if (!result.error.empty()) {
+    result.status = ATTNFOLD_INTERNAL;
+    return result;
+  }
+  result.answer.report.struct_size = sizeof(result.answer.report);
+  status = attnfold_plan_get_report(plan.get(), &result.answer.report);
+  if (status != ATTNFOLD_OK) return engine_failure(status);
+  result.answer.kernel = attnfold_plan_kernel(plan.get());
+  result.answer.numerics_id = attnfold_plan_numerics_id(plan.get());
+  return result;
+}
+
+#else
+
+struct DeviceCall::Memory {};
+DeviceCall::DeviceCall(const Call& call) : call_(call) {
+  throw std::runtime_error("this build has no CUDA backend (ATTNFOLD_CUDA is OFF)");
+}
+DeviceCall::~DeviceCall() = default;
+attnfold_lengths DeviceCall::lengths() const { return call_.lengths(); }
+attnfold_tensors DeviceCall::tensors() { return call_.tensors(); }
+void* DeviceCall::workspace(size_t) { return nullptr; }
+std::string DeviceCall::take(Answer*) { return ""; }
+
+RunResult run_on_device(const Call& call, const attnfold_execution& execution) {
+  attnfold_plan* plan = nullptr;  // fails, and says why
+  RunResult result;
+  result.status = attnfold_plan_create(&call.problem, &execution, &plan);
+  result.error = attnfold_last_error();
+  attnfold_plan_destroy(plan);
+  return result;
+}
+
+#endif
+
+}  // namespace attnfold::check

@@ -1,0 +1,42 @@
+// What the kernels of one run are given.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "plan/range_schedule.h"
+
+namespace attnfold::cuda {
+
+struct AttendArgs {
+  Problem problem;
+  Lengths lengths;  // only its page tables are read: the rest is in the schedule
+  Tensors tensors;
+  RangeShape shape;
+  RangeSchedule schedule;
+  float* state_o;    // [num_ranges, kv_heads, slots, set_rows, head_dim_vo]
+  float2* state_ml;  // [num_ranges, kv_heads, slots, set_rows]: m and l
+};
+
+/** Index of a row of a state, in rows. */
+ATTNFOLD_HD inline int64_t state_row(const AttendArgs& a, int32_t range, int32_t kv_head, int32_t slot, int32_t row) {
+  return ((static_cast<int64_t>(range) * a.problem.kv_heads + kv_head) * a.shape.slots + slot) * a.shape.set_rows + row;
+}
+
+/** Keys [0, sink) and [begin, end) that row `row` of a set sees. */
+ATTNFOLD_HD inline VisibleKeys keys_of_row(const AttendArgs& a, const RowSet& s, int32_t row) {
+  const int32_t token = (s.row_begin + row) / a.shape.group_size;
+  return visible_keys(a.problem.mask, s.kv_len - s.position, s.kv_len, token);
+}
+
+/** Row of q, o and lse, and head, of row `row` of a set. */
+struct RowPlace {
+  int64_t token;
+  int32_t head;
+};
+ATTNFOLD_HD inline RowPlace place_of_row(const AttendArgs& a, const RowSet& s, int32_t kv_head, int32_t row) {
+  const int32_t r = s.row_begin + row, group = a.shape.group_size;
+  return {static_cast<int64_t>(s.q_token) + r / group, kv_head * group + r % group};
+}
+
+}  // namespace attnfold::cuda

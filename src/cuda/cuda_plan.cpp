@@ -1,0 +1,340 @@
+// A plan on a GPU: memory for its schedule, and the launches of a step and of a layer.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/cuda_validate.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "cuda/plan_kernel.h"
+#include "plan/validate.h"
+
+namespace attnfold::cuda {
+namespace {
+
+constexpr int32_t kMaxSetRows = 16;  // of the small-row kernel
+
+uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
+  for (int i = 0; i < 8; ++i)
+    h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
+  return h;
+}
+
+/**
+ * Ranges that the line is cut into, for `workers` blocks that run at once: as many as there is room for, unless that
+ * leaves more than a tenth of the blocks idle; then more, in several rounds.
+ */
+int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
+  const auto idle = [&](int32_t ranges) {  // blocks of the rounds that have nothing to do, per thousand
+    const int64_t blocks = static_cast<int64_t>(ranges) * kv_heads;
+    const int64_t room = (blocks + workers - 1) / workers * workers;
+    return (room - blocks) * 1000 / room;
+  };
+  int32_t best = std::max(workers / kv_heads, 1);
+  if (idle(best) <= 100) return best;
+  for (int32_t ranges = best + 1; ranges <= best + 8; ++ranges) {
+    if (idle(ranges) < idle(best)) best = ranges;
+  }
+  return best;
+}
+
+/** A schedule read back from the device. */
+struct HostSchedule {
+  RangeCounts counts;
+  int32_t num_shared;
+  std::vector<RowSet> sets;
+  std::vector<int32_t> cuts;
+};
+
+class CudaPlan final : public AnyPlan {
+ public:
+  Status create(const attnfold_problem* problem, const attnfold_execution& execution);
+  Status update(const attnfold_lengths* lengths, void* stream) override;
+  Status run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
+             void* stream) const override;
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+  Status report(attnfold_plan_report* out) const override;
+  Status item(int32_t index, attnfold_plan_item* out) const override;
+  const char* kernel() const override { return row_->name; }
+  const char* numerics_id() const override { return row_->numerics_id; }
+
+ private:
+  Status choose_kernel();
+  Status reserve(const attnfold_execution& execution);
+  Status load_kernels();
+  int64_t max_leaves() const;
+  const FoldKernel& fold_kernel(int64_t num_blocks) const;
+  Status check_updated() const;
+  Status read_schedule(HostSchedule* out) const;
+
+  attnfold_problem given_;  // every default resolved
+  Problem problem_;
+  const KernelRow* row_ = nullptr;
+  SmallKernel small_{};
+  KernelList kernels_{};
+  int device_ = 0;
+  RangeShape shape_{};
+  DeviceMemory memory_;
+  RangeSchedule schedule_{};
+  size_t workspace_bytes_ = 0, state_rows_ = 0;
+
+  bool updated_ = false;
+  Lengths lengths_{};  // page tables on the device, the caller's
+  int64_t num_kv_rows_ = 0;
+};
+
+Status CudaPlan::create(const attnfold_problem* problem, const attnfold_execution& execution) {
+  ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &given_, &problem_));
+  device_ = execution.device;
+  if (device_ < 0 && cudaGetDevice(&device_) != cudaSuccess) {
+    cudaGetLastError();
+    device_ = 0;
+  }
+  const std::string why = cuda::why_not(device_);
+  if (!why.empty()) return {ATTNFOLD_UNSUPPORTED, "backend: expected one that this machine runs, got ATTNFOLD_CUDA; " + why};
+  const CurrentDevice current(device_);
+  ATTNFOLD_RETURN_IF_ERROR(choose_kernel());
+  ATTNFOLD_RETURN_IF_ERROR(reserve(execution));
+  return load_kernels();
+}
+
+/** The instantiation with the fewest rows and elements that hold the problem's.  None of this changes a bit. */
+Status CudaPlan::choose_kernel() {
+  std::string reasons;
+  for (int i = 0; i < kNumKernelRows; ++i) {
+    const std::string why = why_row_rejects(kernel_row(i), problem_);
+    if (why.empty()) row_ = &kernel_row(i);
+    reasons += (i > 0 ? "; " : "") + std::string(kernel_row(i).name) + ": " + why;
+  }
+  if (!row_) return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + reasons};
+  kernels_ = row_->dtype == DType::bf16 ? kernels_bf16() : kernels_f16();
+  // One new token per request, unless the maxima leave room for more.
+  const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
+  shape_.group_size = problem_.group_size;
+  shape_.set_rows = only_decodes ? std::min(problem_.group_size, kMaxSetRows) : kMaxSetRows;
+  const int32_t tiles = shape_.set_rows <= 8 ? 1 : 2;
+  const SmallKernel* best = nullptr;
+  for (int32_t i = 0; i < kernels_.num_small; ++i) {
+    const SmallKernel& k = kernels_.small[i];
+    if (k.row_tiles == tiles && k.dim >= problem_.head_dim_vo && (!best || k.dim < best->dim)) best = &k;
+  }
+  small_ = *best;
+  return {};
+}
+
+/** Leaves that the rows of one row set may see. */
+int64_t CudaPlan::max_leaves() const {
+  const int64_t all = (static_cast<int64_t>(given_.max_kv_len) + kLeaf - 1) / kLeaf;
+  const bool bounded_right = given_.mask == ATTNFOLD_MASK_CAUSAL || given_.window_right >= 0;
+  if (given_.window_left < 0 || !bounded_right) return all;
+  const int64_t right = given_.mask == ATTNFOLD_MASK_CAUSAL ? 0 : given_.window_right;
+  const int64_t keys = given_.window_left + right + shape_.set_rows + given_.sink_tokens + 3 * kLeaf;
+  return std::min(all, (keys + kLeaf - 1) / kLeaf);
+}
+
+Status CudaPlan::reserve(const attnfold_execution& execution) {
+  int num_sms = 0;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
+  const int32_t workers = execution.num_workers ? execution.num_workers : num_sms * small_.blocks_per_sm;
+  shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
+                                            : choose_num_ranges(workers, problem_.kv_heads);
+  shape_.cut_seed = execution.cut_seed;
+  shape_.slots = slots_needed(max_leaves());
+  const int64_t max_sets = static_cast<int64_t>(given_.max_batch) +
+                           static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
+  if (max_sets > INT32_MAX / 4) {
+    return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits", given_.max_qo_rows);
+  }
+  state_rows_ = static_cast<size_t>(shape_.num_ranges) * problem_.kv_heads * shape_.slots * shape_.set_rows;
+  workspace_bytes_ = state_rows_ * (problem_.head_dim_vo + 2) * sizeof(float);
+
+  size_t bytes = 0;
+  const auto place = [&](size_t size) {
+    const size_t at = bytes;
+    bytes += (size + 255) / 256 * 256;
+    return at;
+  };
+  const size_t counts = place(sizeof(RangeCounts)), num_shared = place(sizeof(int32_t));
+  const size_t sets = place(static_cast<size_t>(max_sets + 1) * sizeof(RowSet));
+  const size_t cuts = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t));
+  const size_t range_set = place(static_cast<size_t>(shape_.num_ranges) * sizeof(int32_t));
+  const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
+  ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
+  char* base = memory_.data();
+  schedule_ = {reinterpret_cast<RangeCounts*>(base + counts),
+               reinterpret_cast<int32_t*>(base + num_shared),
+               reinterpret_cast<RowSet*>(base + sets),
+               static_cast<int32_t>(max_sets),
+               reinterpret_cast<int32_t*>(base + cuts),
+               reinterpret_cast<int32_t*>(base + range_set),
+               reinterpret_cast<SharedSet*>(base + shared)};
+  return {};
+}
+
+/** Loads every kernel that a step may use, so that neither update nor run does. */
+Status CudaPlan::load_kernels() {
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(load_plan_kernel());
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
+      small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(small_.shared_bytes)));
+  cudaFuncAttributes attributes;
+  for (int32_t i = 0; i < kernels_.num_fold; ++i) {
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold[i].fold));
+  }
+  return {};
+}
+
+Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
+  const attnfold_lengths defaults = ATTNFOLD_LENGTHS_INIT;
+  attnfold_lengths l;
+  ATTNFOLD_RETURN_IF_ERROR(read_struct("lengths", given, defaults, &l));
+  ATTNFOLD_RETURN_IF_ERROR(validate_device_lengths(given_, l));
+  PlanArgs args{shape_,      problem_.mask, l.batch,     given_.max_kv_len,
+                l.qo_indptr, l.kv_len,      l.kv_indptr, schedule_};
+  const CurrentDevice current(device_);
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(launch_plan(args, static_cast<cudaStream_t>(stream)));
+  lengths_ = {l.batch,       l.qo_indptr,          l.kv_len,
+              l.block_table, l.block_table_stride, l.kv_indptr,
+              l.kv_indices};
+  num_kv_rows_ = l.num_kv_rows;
+  updated_ = true;
+  return {};
+}
+
+Status CudaPlan::check_updated() const {
+  if (updated_) return {};
+  return invalid("plan", "a successful attnfold_plan_update before", "none");
+}
+
+const FoldKernel& CudaPlan::fold_kernel(int64_t num_blocks) const {
+  // Many warps shorten a long row; many rows fill the device with few.
+  const bool long_rows = shape_.slots > slots_needed(4 * kSuperChunk);
+  return kernels_.fold[long_rows && num_blocks <= 132 ? 1 : 0];
+}
+
+Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes, void* stream) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_updated());
+  AttendArgs args{};
+  args.problem = problem_;
+  args.problem.score_scale = problem_.score_scale + problem_.score_scale_low;  // one float here: rounded to nearest
+  args.lengths = lengths_;
+  ATTNFOLD_RETURN_IF_ERROR(validate_device_tensors(given_, num_kv_rows_, tensors, &args.tensors));
+  if (lengths_.batch == 0 || given_.max_qo_rows == 0) return {};
+  if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};
+  if (workspace_bytes < workspace_bytes_) {
+    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " + std::to_string(workspace_bytes_) +
+                                           ", got " + std::to_string(workspace_bytes)};
+  }
+  if (reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
+    return invalid("workspace", "an address that is a multiple of 16", "another");
+  }
+  args.shape = shape_;
+  args.schedule = schedule_;
+  args.state_o = static_cast<float*>(workspace);
+  args.state_ml = reinterpret_cast<float2*>(args.state_o + state_rows_ * problem_.head_dim_vo);
+
+  // Each kernel may start while the one before it ends.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  config.gridDim = dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
+  config.blockDim = dim3(static_cast<unsigned>(small_.threads));
+  config.dynamicSmemBytes = small_.shared_bytes;
+  void* parameters[] = {&args};
+  const CurrentDevice current(device_);
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, small_.attend, parameters));
+  const int64_t sets = std::min<int64_t>(
+      schedule_.max_sets, lengths_.batch + static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows);
+  const int64_t shared = std::min<int64_t>(shape_.num_ranges - 1, sets);
+  if (shared == 0) return {};
+  const unsigned rows = static_cast<unsigned>(problem_.kv_heads * shape_.set_rows);
+  const FoldKernel& fold = fold_kernel(shared * rows);
+  config.gridDim = dim3(static_cast<unsigned>(shared), rows, static_cast<unsigned>((problem_.head_dim_vo + 127) / 128));
+  config.blockDim = dim3(static_cast<unsigned>(fold.warps * 32));
+  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t);
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, fold.fold, parameters));
+  return {};
+}
+
+Status CudaPlan::read_schedule(HostSchedule* out) const {
+  const CurrentDevice current(device_);
+  const auto read = [](auto* to, const auto* from, size_t n) {
+    return cudaMemcpy(to, from, n * sizeof(*to), cudaMemcpyDeviceToHost);
+  };
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&out->counts, schedule_.counts, 1));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&out->num_shared, schedule_.num_shared, 1));
+  out->sets.resize(static_cast<size_t>(schedule_.max_sets));
+  out->cuts.resize(static_cast<size_t>(shape_.num_ranges) + 1);
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->sets.data(), schedule_.sets, out->sets.size()));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->cuts.data(), schedule_.cuts, out->cuts.size()));
+  return {};
+}
+
+Status CudaPlan::report(attnfold_plan_report* out) const {
+  ATTNFOLD_RETURN_IF_ERROR(check_updated());
+  HostSchedule s;
+  ATTNFOLD_RETURN_IF_ERROR(read_schedule(&s));
+  const RangeCounts& n = s.counts;
+  attnfold_plan_report r{};
+  r.num_workers = shape_.num_ranges * problem_.kv_heads;
+  r.num_requests = lengths_.batch;
+  r.num_units = (n.sets + n.empty_sets) * problem_.kv_heads;
+  r.num_leaves = static_cast<int64_t>(n.leaves) * problem_.kv_heads;
+  r.total_cost = r.num_leaves;
+  r.max_leaf_cost = 1;
+  uint64_t h = 0xcbf29ce484222325u;
+  int64_t keys = 0, states = 0;
+  for (int32_t i = 0; i < n.sets; ++i) {
+    const RowSet& set = s.sets[static_cast<size_t>(i)];
+    r.max_super_chunks = std::max(r.max_super_chunks, chunk_ordinal(set, set.num_leaves - 1) + 1);
+    const VisibleKeys seen = seen_by_any(shape_, problem_.mask, set);
+    keys += int64_t{seen.sink} + seen.end - seen.begin;
+    for (const int64_t value : {set.request, set.row_begin, set.num_rows, set.num_leaves}) h = hash_step(h, value);
+  }
+  int32_t cuts = 0, inside = 0;
+  for (int32_t i = 0; i < shape_.num_ranges; ++i) {
+    const int32_t begin = s.cuts[static_cast<size_t>(i)], end = s.cuts[static_cast<size_t>(i) + 1];
+    r.max_worker_cost = std::max<int64_t>(r.max_worker_cost, end - begin);
+    if (begin == end) continue;
+    h = hash_step(h, end);
+    if (end == n.leaves) continue;
+    const RowSet& set = s.sets[static_cast<size_t>(set_at(s.sets.data(), n.sets, end))];
+    if (end == set.start) continue;
+    ++cuts;
+    if (chunk_begin(set, end - set.start) != end - set.start) ++inside;
+  }
+  for (int32_t i = 0; i < shape_.num_ranges; ++i) states += num_states(s.sets.data(), n, s.cuts.data(), i);
+  r.num_cuts = cuts * problem_.kv_heads;
+  r.num_cuts_inside = inside * problem_.kv_heads;
+  r.num_items = r.num_units + r.num_cuts;
+  r.partial_bytes = 2 * states * problem_.kv_heads * shape_.set_rows * (problem_.head_dim_vo + 2) *
+                    static_cast<int64_t>(sizeof(float));
+  r.kv_bytes = keys * problem_.kv_heads * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
+  r.schedule_id = h;
+  const size_t size = out->struct_size;
+  r.struct_size = size;
+  std::memcpy(static_cast<void*>(out), &r, std::min(size, sizeof(r)));
+  return {};
+}
+
+Status CudaPlan::item(int32_t, attnfold_plan_item*) const {
+  return {ATTNFOLD_UNSUPPORTED, "plan: expected one on the CPU, whose items are listed, got one on a CUDA device"};
+}
+
+}  // namespace
+
+std::string why_not_here() { return cuda::why_not(0); }
+
+Status create_plan(const attnfold_problem* problem, const attnfold_execution& execution, std::unique_ptr<AnyPlan>* out) {
+  auto plan = std::make_unique<CudaPlan>();
+  ATTNFOLD_RETURN_IF_ERROR(plan->create(problem, execution));
+  *out = std::move(plan);
+  return {};
+}
+
+}  // namespace attnfold::cuda

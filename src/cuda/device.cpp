@@ -1,0 +1,67 @@
+#include "cuda/device.h"
+
+namespace attnfold::cuda {
+namespace {
+
+constexpr int kOldestMajor = 8;  // cp.async, mma of bf16
+
+}  // namespace
+
+Status device_error(const char* call, cudaError_t error) {
+  cudaGetLastError();  // it is reported here; the caller's next check must not find it
+  return {ATTNFOLD_DEVICE_ERROR, std::string(call) + ": " + cudaGetErrorString(error)};
+}
+
+std::string why_not(int device) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return std::string("no CUDA device: ") + cudaGetErrorString(error);
+  }
+  if (device < 0 || device >= count) {
+    return "no CUDA device " + std::to_string(device) + ": there are " + std::to_string(count);
+  }
+  int major = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    cudaGetLastError();
+    return "CUDA device " + std::to_string(device) + " does not say what it is";
+  }
+  if (major < kOldestMajor) return "needs compute capability 8.0, the device has " + std::to_string(major);
+  return "";
+}
+
+CurrentDevice::CurrentDevice(int device) {
+  if (cudaGetDevice(&before_) != cudaSuccess) {
+    cudaGetLastError();
+    before_ = -1;
+  }
+  if (before_ == device) {
+    before_ = -1;
+  } else if (cudaSetDevice(device) != cudaSuccess) {
+    cudaGetLastError();  // the call that follows says it again
+  }
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+Status DeviceMemory::allocate(size_t bytes, int device) {
+  release();
+  void* p = nullptr;
+  const cudaError_t error = cudaMalloc(&p, bytes > 0 ? bytes : 1);
+  if (error != cudaSuccess) return device_error("cudaMalloc", error);
+  data_ = static_cast<char*>(p);
+  device_ = device;
+  return {};
+}
+
+void DeviceMemory::release() {
+  if (!data_) return;
+  const CurrentDevice device(device_);
+  cudaFree(data_);
+  data_ = nullptr;
+}
+
+}  // namespace attnfold::cuda

@@ -1,0 +1,47 @@
+// The compiled kernels, as the host launches them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "cuda/attend.h"
+
+namespace attnfold::cuda {
+
+struct PlanArgs;
+
+/** One instantiation of attend_small with its fold_states. */
+struct SmallKernel {
+  DType dtype;        // of q, k and v
+  int32_t dim;        // head dims up to it
+  int32_t row_tiles;  // of 8 rows
+  int32_t blocks_per_sm;
+  int32_t threads;
+  size_t shared_bytes;
+  const void* attend;
+};
+
+struct FoldKernel {
+  DType dtype;  // of o, if o is not float32
+  int32_t warps;
+  const void* fold;
+};
+
+struct KernelList {
+  const SmallKernel* small;
+  int32_t num_small;
+  const FoldKernel* fold;
+  int32_t num_fold;
+};
+
+KernelList kernels_bf16();
+KernelList kernels_f16();
+
+/** Plans one step: plan/range_schedule.h on one block. */
+cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream);
+cudaError_t load_plan_kernel();
+
+}  // namespace attnfold::cuda

@@ -1,0 +1,113 @@
+// The planner on the device: the functions of plan/range_schedule.h, one block, once per step.
+#include <cub/block/block_scan.cuh>
+
+#include "cuda/kernels.h"
+#include "cuda/plan_kernel.h"
+
+namespace attnfold::cuda {
+namespace {
+
+constexpr int kPlanThreads = 1024;
+
+struct AddCounts {
+  __device__ __forceinline__ RangeCounts operator()(const RangeCounts& x, const RangeCounts& y) const {
+    return {x.sets + y.sets, x.empty_sets + y.empty_sets, x.leaves + y.leaves};
+  }
+};
+
+/** A request as the planner sees it. */
+struct RequestLengths {
+  int32_t q_token, qo_len, kv_len;
+};
+
+__device__ __forceinline__ RequestLengths lengths_of(const PlanArgs& a, int32_t r) {
+  if (r >= a.batch) return {0, 0, 0};
+  const int32_t q_token = a.qo_indptr[r];
+  const int32_t kv_len = a.kv_len ? a.kv_len[r] : a.kv_indptr[r + 1] - a.kv_indptr[r];
+  return {q_token, a.qo_indptr[r + 1] - q_token, kv_len < a.max_kv_len ? kv_len : a.max_kv_len};
+}
+
+/** Lists all row sets; returns the batch's counts to every thread. */
+__device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a) {
+  using Scan = cub::BlockScan<RangeCounts, kPlanThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  RangeCounts before{};  // of the requests of earlier rounds
+  for (int32_t base = 0; base < a.batch; base += kPlanThreads) {
+    const int32_t r = base + static_cast<int32_t>(threadIdx.x);
+    const RequestLengths n = lengths_of(a, r);
+    const int32_t num_sets = num_row_sets(a.shape, n.qo_len);
+    RangeCounts counts{};
+    for (int32_t i = 0; i < num_sets; ++i) {
+      const RowSet s = row_set(a.shape, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
+      ++(s.num_leaves > 0 ? counts.sets : counts.empty_sets);
+      counts.leaves += s.num_leaves;
+    }
+    RangeCounts at, all;
+    Scan(storage).ExclusiveScan(counts, at, RangeCounts{}, AddCounts{}, all);
+    at = AddCounts{}(before, at);
+    for (int32_t i = 0; i < num_sets; ++i) {
+      RowSet s = row_set(a.shape, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
+      s.start = at.leaves;
+      a.schedule.sets[s.num_leaves > 0 ? at.sets++ : a.schedule.max_sets - 1 - at.empty_sets++] = s;
+      at.leaves += s.num_leaves;
+    }
+    before = AddCounts{}(before, all);
+    __syncthreads();
+  }
+  return before;
+}
+
+/** The best alignment of cuts that keeps ranges even. */
+__device__ __forceinline__ int32_t choose_alignment(const PlanArgs& a, CutRule rule) {
+  const int32_t allowed = largest_share_allowed(rule.leaves, rule.num_ranges);
+  for (rule.align = kSuperChunk; rule.align > 1; rule.align /= 2) {
+    bool uneven = false;
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < rule.num_ranges; i += kPlanThreads) {
+      uneven = uneven || cut_at(rule, i + 1) - cut_at(rule, i) > allowed;
+    }
+    if (!__syncthreads_or(uneven)) break;
+  }
+  return rule.align;
+}
+
+__global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constant__ PlanArgs a) {
+  using Scan = cub::BlockScan<int32_t, kPlanThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  const RangeCounts n = place_sets(a);
+  CutRule rule{a.schedule.sets, n.sets, n.leaves, a.shape.num_ranges, 1, a.shape.cut_seed};
+  rule.align = choose_alignment(a, rule);
+  int32_t num_shared = 0;
+  for (int32_t base = 0; base <= a.shape.num_ranges; base += kPlanThreads) {
+    const int32_t i = base + static_cast<int32_t>(threadIdx.x);
+    const bool is_range = i < a.shape.num_ranges;
+    const int32_t cut = cut_at(rule, i), at = cut < n.leaves ? cut : n.leaves - 1;
+    const int32_t set = is_range && n.leaves > 0 ? set_at(a.schedule.sets, n.sets, at) : 0;
+    const int32_t start = n.leaves > 0 ? a.schedule.sets[set].start : 0;
+    const bool first_inside = is_range && i > 0 && cut < n.leaves && cut_at(rule, i - 1) <= start && start < cut;
+    if (i <= a.shape.num_ranges) a.schedule.cuts[i] = cut;
+    if (is_range) a.schedule.range_set[i] = set;
+    int32_t index, all;
+    Scan(storage).ExclusiveSum(first_inside ? 1 : 0, index, all);
+    if (first_inside) a.schedule.shared[num_shared + index] = {set, i - 1};
+    num_shared += all;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    *a.schedule.counts = n;
+    *a.schedule.num_shared = num_shared;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream) {
+  plan_ranges<<<1, kPlanThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t load_plan_kernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, plan_ranges);
+}
+
+}  // namespace attnfold::cuda

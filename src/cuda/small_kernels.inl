@@ -1,0 +1,27 @@
+// The instantiations for one 16-bit type.  ATTNFOLD_ELEMENT is its C++ type, ATTNFOLD_DTYPE its DType, and
+// ATTNFOLD_KERNELS the name of the function that lists them.
+namespace attnfold::cuda {
+namespace {
+
+template <int kDim, int kRowTiles>
+SmallKernel small_kernel() {
+  using Shape = SmallShape<kDim, kRowTiles>;
+  return {ATTNFOLD_DTYPE, kDim,          kRowTiles, Shape::kBlocksPerSm,
+          kBlockThreads,  sizeof(typename Shape::Shared), reinterpret_cast<const void*>(&attend_small<Shape, ATTNFOLD_ELEMENT>)};
+}
+
+template <int kWarps>
+FoldKernel fold_kernel() {
+  return {ATTNFOLD_DTYPE, kWarps, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, kWarps>)};
+}
+
+}  // namespace
+
+KernelList ATTNFOLD_KERNELS() {
+  static const SmallKernel small[] = {small_kernel<64, 1>(),  small_kernel<64, 2>(),  small_kernel<128, 1>(),
+                                      small_kernel<128, 2>(), small_kernel<256, 1>(), small_kernel<256, 2>()};
+  static const FoldKernel fold[] = {fold_kernel<4>(), fold_kernel<16>()};
+  return {small, sizeof(small) / sizeof(*small), fold, sizeof(fold) / sizeof(*fold)};
+}
+
+}  // namespace attnfold::cuda

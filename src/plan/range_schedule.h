@@ -1,0 +1,304 @@
+// Who does what on a GPU.  Integer functions of the lengths, for the host and the device: every thread may compute the
+// part that it needs, and nobody has to wait for a list to be built.
+//
+// A batch becomes row sets: up to `set_rows` consecutive rows of one request, counted token by token and within a token
+// by the head of the group, the same for every kv head.  The leaves that a row set's rows see, set after set, form a
+// line, which is cut into ranges.  A worker is a (range, kv head): the workers of one range read all kv heads of the same
+// pages at about the same time.
+//
+// Where a range ends inside a row set, states stay behind.  Which ones, and in which slot of their range, follows from
+// the cuts:
+//   a range that holds the row set's first leaf   the row: its whole super-chunks, folded   slot `row_slot`
+//                                                 the started super-chunk after them        slot `prefix_slot`
+//   any other range                               single leaves up to the next super-chunk  slots 0, 1, ..
+//                                                 super-chunks, the last perhaps a prefix   slots after those
+#pragma once
+
+#include <cstdint>
+
+#include "core/fold.h"
+#include "core/mask.h"
+
+namespace attnfold {
+
+struct alignas(16) RowSet {
+  int32_t request;
+  int32_t row_begin, num_rows;  // within the request: row = token * group_size + head of the group
+  int32_t num_leaves;
+  int32_t q_token;   // the request's first token, as a row of q and o
+  int32_t position;  // of that token: kv_len - qo_len
+  int32_t kv_len;
+  int32_t start;        // of this set's leaves on the line
+  int32_t sink_leaves;  // leaves [0, sink_leaves), then those from leaf_begin on
+  int32_t leaf_begin;
+  int32_t unused[2];
+};
+
+/** How a problem's rows are grouped and the line is cut.  Follows from the problem and the machine. */
+struct RangeShape {
+  int32_t group_size;
+  int32_t set_rows;
+  int32_t num_ranges;
+  int32_t slots;      // for states of one range: the last two are row_slot and prefix_slot
+  uint64_t cut_seed;  // 0: balanced cuts
+};
+
+/** Two row sets' worth of counts: of one request, or of a batch. */
+struct RangeCounts {
+  int32_t sets, empty_sets;  // with leaves, without
+  int32_t leaves;
+};
+
+/** A row set that several ranges share; `first_range` holds its first leaf. */
+struct SharedSet {
+  int32_t set, first_range;
+};
+
+/** One step's schedule.  Row sets without leaves stand at the end of `sets`, the first one last. */
+struct RangeSchedule {
+  RangeCounts* counts;
+  int32_t* num_shared;
+  RowSet* sets;        // [max_sets]
+  int32_t max_sets;
+  int32_t* cuts;       // [num_ranges + 1] places on the line
+  int32_t* range_set;  // [num_ranges] the row set in which each range begins
+  SharedSet* shared;   // [num_ranges]
+};
+
+// ------------------------------------------------------------------------------------------------ leaves of a row set
+// Leaves are numbered 0, 1, .. in ascending order, without the gap between a sink and a window.
+
+ATTNFOLD_HD inline int32_t leaf_of(const RowSet& s, int32_t number) {
+  return number < s.sink_leaves ? number : number - s.sink_leaves + s.leaf_begin;
+}
+
+/** The first number of the super-chunk that holds `number`. */
+ATTNFOLD_HD inline int32_t chunk_begin(const RowSet& s, int32_t number) {
+  const int32_t leaf = leaf_of(s, number) / kSuperChunk * kSuperChunk;
+  if (leaf < s.sink_leaves) return leaf;
+  return leaf > s.leaf_begin ? leaf - s.leaf_begin + s.sink_leaves : s.sink_leaves;
+}
+
+/** One past the last number of it. */
+ATTNFOLD_HD inline int32_t chunk_end(const RowSet& s, int32_t number) {
+  const int32_t edge = leaf_of(s, number) / kSuperChunk * kSuperChunk + kSuperChunk;
+  int32_t end = edge - s.leaf_begin + s.sink_leaves;
+  if (number < s.sink_leaves && edge <= s.leaf_begin) {
+    end = edge < s.sink_leaves ? edge : s.sink_leaves;
+  }
+  return end < s.num_leaves ? end : s.num_leaves;
+}
+
+/** Super-chunks of the row set before the one that holds `number`. */
+ATTNFOLD_HD inline int32_t chunk_ordinal(const RowSet& s, int32_t number) {
+  const int32_t chunk = leaf_of(s, number) / kSuperChunk;
+  if (number < s.sink_leaves) return chunk;
+  const int32_t sink_chunks = (s.sink_leaves + kSuperChunk - 1) / kSuperChunk;
+  const int32_t first = s.leaf_begin / kSuperChunk;
+  return chunk - first + sink_chunks - (first < sink_chunks ? 1 : 0);
+}
+
+/** The number at which the row set's super-chunk of this ordinal begins. */
+ATTNFOLD_HD inline int32_t chunk_at(const RowSet& s, int32_t ordinal) {
+  const int32_t sink_chunks = (s.sink_leaves + kSuperChunk - 1) / kSuperChunk;
+  if (ordinal < sink_chunks) return ordinal * kSuperChunk;
+  const int32_t first = s.leaf_begin / kSuperChunk;
+  const int32_t chunk = ordinal - sink_chunks + (first < sink_chunks ? 1 : 0) + first;
+  const int32_t leaf = chunk * kSuperChunk;
+  return leaf > s.leaf_begin ? leaf - s.leaf_begin + s.sink_leaves : s.sink_leaves;
+}
+
+// ------------------------------------------------------------------------------------------------ the line
+
+ATTNFOLD_HD inline int32_t num_row_sets(const RangeShape& shape, int32_t qo_len) {
+  return static_cast<int32_t>(
+      (static_cast<int64_t>(qo_len) * shape.group_size + shape.set_rows - 1) / shape.set_rows);
+}
+
+/** Keys that some of the set's rows see, and perhaps a few between. */
+ATTNFOLD_HD inline VisibleKeys seen_by_any(const RangeShape& shape, const Mask& mask,
+                                           const RowSet& s) {
+  const int32_t first = s.row_begin / shape.group_size;
+  const int32_t last = (s.row_begin + s.num_rows - 1) / shape.group_size;
+  return visible_keys(mask, s.kv_len - s.position, s.kv_len, first, last - first + 1);
+}
+
+/** Row set `index` of a request; `start` is left 0. */
+ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, const Mask& mask, int32_t request,
+                                        int32_t q_token, int32_t qo_len, int32_t kv_len,
+                                        int32_t index) {
+  const int32_t rows = qo_len * shape.group_size, begin = index * shape.set_rows;
+  RowSet s{};
+  s.request = request;
+  s.row_begin = begin;
+  s.num_rows = rows - begin < shape.set_rows ? rows - begin : shape.set_rows;
+  s.q_token = q_token;
+  s.position = kv_len - qo_len;
+  s.kv_len = kv_len;
+  const VisibleKeys keys = seen_by_any(shape, mask, s);
+  s.sink_leaves = (keys.sink + kLeaf - 1) / kLeaf;
+  s.leaf_begin = keys.begin / kLeaf;
+  int32_t leaf_end = keys.end > keys.begin ? (keys.end - 1) / kLeaf + 1 : s.leaf_begin;
+  if (leaf_end == s.leaf_begin) {  // the sink alone
+    leaf_end = s.sink_leaves;
+    s.leaf_begin = s.sink_leaves = 0;
+  } else if (s.sink_leaves >= s.leaf_begin) {  // no gap
+    s.leaf_begin = s.sink_leaves = 0;
+  }
+  s.num_leaves = s.sink_leaves + leaf_end - s.leaf_begin;
+  return s;
+}
+
+/** The row set that holds place `at` of the line, `at` < all leaves. */
+ATTNFOLD_HD inline int32_t set_at(const RowSet* sets, int32_t num_sets, int32_t at) {
+  int32_t low = 0, high = num_sets - 1;
+  while (low < high) {
+    const int32_t middle = (low + high + 1) / 2;
+    if (sets[middle].start <= at) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+/** The range that holds place `at` of the line: the last that begins there or before. */
+ATTNFOLD_HD inline int32_t range_at(const int32_t* cuts, int32_t num_ranges, int32_t at) {
+  int32_t low = 0, high = num_ranges - 1;
+  while (low < high) {
+    const int32_t middle = (low + high + 1) / 2;
+    if (cuts[middle] <= at) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// ------------------------------------------------------------------------------------------------ cuts
+
+/** Where ranges may begin: at multiples of `align` leaves of a request, and at row sets' ends. */
+struct CutRule {
+  const RowSet* sets;
+  int32_t num_sets, leaves, num_ranges, align;
+  uint64_t seed;
+};
+
+ATTNFOLD_HD inline uint64_t mix_bits(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/** Where range `i` begins; never falls as i grows.  cut_at(num_ranges) is the end of the line. */
+ATTNFOLD_HD_LARGE inline int32_t cut_at(const CutRule& rule, int32_t i) {
+  if (i <= 0) return 0;
+  if (i >= rule.num_ranges) return rule.leaves;
+  const int32_t even =
+      static_cast<int32_t>(static_cast<int64_t>(rule.leaves) * i / rule.num_ranges);
+  if (rule.seed != 0) {
+    const int64_t share = rule.leaves / rule.num_ranges;
+    const uint64_t drawn = mix_bits(rule.seed ^ mix_bits(static_cast<uint64_t>(i)));
+    const int64_t shift = static_cast<int64_t>(drawn % static_cast<uint64_t>(share + 1)) - share / 2;
+    return static_cast<int32_t>(clamp_to(even + shift, 0, rule.leaves));
+  }
+  if (rule.align == 1 || rule.leaves == 0) return even;
+  const RowSet& s = rule.sets[set_at(rule.sets, rule.num_sets, even)];
+  const int32_t number = even - s.start, leaf = leaf_of(s, number);
+  const int32_t back = leaf % rule.align, ahead = rule.align - back;
+  const int32_t low = number > back ? number - back : 0;
+  const int32_t high = number + ahead < s.num_leaves ? number + ahead : s.num_leaves;
+  return s.start + (number - low <= high - number ? low : high);
+}
+
+/** Leaves that the largest range may have beside an even share: 4 percent. */
+ATTNFOLD_HD inline int32_t largest_share_allowed(int32_t leaves, int32_t num_ranges) {
+  const int32_t even = static_cast<int32_t>((static_cast<int64_t>(leaves) + num_ranges - 1) / num_ranges);
+  return even + even / 25;
+}
+
+// Alignments are tried from kSuperChunk down by halves: whole super-chunks leave the fewest states behind.
+
+// ------------------------------------------------------------------------------------------------ states
+
+ATTNFOLD_HD inline int32_t row_slot(const RangeShape& shape) { return shape.slots - 2; }
+ATTNFOLD_HD inline int32_t prefix_slot(const RangeShape& shape) { return shape.slots - 1; }
+
+/** Slots that a range needs where no row set has more than `max_leaves` leaves. */
+ATTNFOLD_HD inline int32_t slots_needed(int64_t max_leaves) {
+  return static_cast<int32_t>((kSuperChunk - 1) + (max_leaves + kSuperChunk - 1) / kSuperChunk + 1 + 2);
+}
+
+/** The first whole super-chunk of a range that enters the row set at `entry`, as a number. */
+ATTNFOLD_HD inline int32_t first_chunk(const RowSet& s, int32_t entry) {
+  return chunk_begin(s, entry) == entry ? entry : chunk_end(s, entry);
+}
+
+/** The slot of the state that begins at `number`, in a range that enters the row set at `entry` > 0. */
+ATTNFOLD_HD inline int32_t slot_of(const RowSet& s, int32_t entry, int32_t number) {
+  const int32_t first = first_chunk(s, entry);
+  if (number < first) return number - entry;
+  return first - entry + chunk_ordinal(s, number) - chunk_ordinal(s, first);
+}
+
+/** States that range `i` leaves behind. */
+inline int32_t num_states(const RowSet* sets, const RangeCounts& n, const int32_t* cuts, int32_t i) {
+  const int32_t begin = cuts[i], end = cuts[i + 1];
+  if (begin == end) return 0;
+  int32_t states = 0;
+  const RowSet& first = sets[set_at(sets, n.sets, begin)];
+  const int32_t entry = begin - first.start;
+  if (entry > 0) {  // single leaves, then super-chunks
+    const int32_t last = (end - first.start < first.num_leaves ? end - first.start : first.num_leaves) - 1;
+    states += slot_of(first, entry, last) + 1;
+  }
+  const RowSet& last = sets[set_at(sets, n.sets, end - 1)];
+  const int32_t number = end - last.start;
+  if (number < last.num_leaves && (entry == 0 || last.start > begin)) {  // a row, and a started super-chunk
+    const int32_t whole = chunk_begin(last, number);
+    states += (whole > 0 ? 1 : 0) + (whole < number ? 1 : 0);
+  }
+  return states;
+}
+
+/** Everything at once, on one thread: what the device's planner computes in parallel. */
+inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int32_t batch,
+                                 const int32_t* qo_indptr, const int32_t* kv_len,
+                                 RangeSchedule* out) {
+  RangeCounts n{};
+  for (int32_t r = 0; r < batch; ++r) {
+    const int32_t qo_len = qo_indptr[r + 1] - qo_indptr[r];
+    for (int32_t i = 0; i < num_row_sets(shape, qo_len); ++i) {
+      RowSet s = row_set(shape, mask, r, qo_indptr[r], qo_len, kv_len[r], i);
+      s.start = n.leaves;
+      out->sets[s.num_leaves > 0 ? n.sets++ : out->max_sets - 1 - n.empty_sets++] = s;
+      n.leaves += s.num_leaves;
+    }
+  }
+  *out->counts = n;
+  CutRule rule{out->sets, n.sets, n.leaves, shape.num_ranges, 1, shape.cut_seed};
+  for (rule.align = kSuperChunk; rule.align > 1; rule.align /= 2) {
+    int32_t largest = 0;
+    for (int32_t i = 0; i < shape.num_ranges; ++i) {
+      const int32_t share = cut_at(rule, i + 1) - cut_at(rule, i);
+      largest = share > largest ? share : largest;
+    }
+    if (largest <= largest_share_allowed(n.leaves, shape.num_ranges)) break;
+  }
+  *out->num_shared = 0;
+  for (int32_t i = 0; i <= shape.num_ranges; ++i) {
+    out->cuts[i] = cut_at(rule, i);
+    if (i == shape.num_ranges) break;
+    const int32_t at = out->cuts[i] < n.leaves ? out->cuts[i] : n.leaves - 1;
+    out->range_set[i] = n.leaves > 0 ? set_at(out->sets, n.sets, at) : 0;
+    const int32_t start = n.leaves > 0 ? out->sets[out->range_set[i]].start : 0;
+    if (i > 0 && out->cuts[i] < n.leaves && out->cuts[i - 1] <= start && start < out->cuts[i]) {
+      out->shared[(*out->num_shared)++] = {out->range_set[i], i - 1};
+    }
+  }
+}
+
+}  // namespace attnfold
