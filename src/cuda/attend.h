@@ -8,10 +8,16 @@
 
 namespace attnfold::cuda {
 
+/** Where a key's row is, in units of `unit_bytes`: page * page's units + token * token's units. */
+struct KvSteps {
+  int32_t page, token, unit_bytes;
+};
+
 struct AttendArgs {
   Problem problem;
   Lengths lengths;  // only its page tables are read: the rest is in the schedule
   Tensors tensors;
+  KvSteps k_steps, v_steps;
   RangeShape shape;
   RangeSchedule schedule;
   float* state_o;    // [num_ranges, kv_heads, slots, set_rows, head_dim_vo]

@@ -1,6 +1,8 @@
 // A plan on a GPU: memory for its schedule, and the launches of a step and of a layer.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "cuda/backend.h"
@@ -37,6 +39,20 @@ int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
     if (idle(ranges) < idle(best)) best = ranges;
   }
   return best;
+}
+
+/** The largest unit of which both strides are multiples, so that the place of any key fits in 32 bits. */
+Status kv_steps(const char* name, const View<const char>& view, bool ragged, int64_t num_pages, KvSteps* out) {
+  const int64_t page = ragged ? 0 : view.stride_page, token = view.stride_token;
+  const int64_t unit = std::max<int64_t>(std::gcd(page, token), 1);
+  const int64_t farthest = std::max(std::abs(page / unit) * num_pages, std::abs(token / unit));
+  if (farthest > INT32_MAX || unit > INT32_MAX / 2) {
+    return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected strides whose multiples count every row in 31 bits, got " +
+                                      std::to_string(page) + " and " + std::to_string(token)};
+  }
+  *out = {static_cast<int32_t>(ragged ? token / unit : page / unit), static_cast<int32_t>(token / unit),
+          static_cast<int32_t>(2 * unit)};
+  return {};
 }
 
 /** A schedule read back from the device. */
@@ -158,7 +174,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   const size_t counts = place(sizeof(RangeCounts)), num_shared = place(sizeof(int32_t));
   const size_t sets = place(static_cast<size_t>(max_sets + 1) * sizeof(RowSet));
   const size_t cuts = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t));
-  const size_t range_set = place(static_cast<size_t>(shape_.num_ranges) * sizeof(int32_t));
+  const size_t ranges = place(static_cast<size_t>(shape_.num_ranges) * sizeof(Range));
   const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
   char* base = memory_.data();
@@ -167,7 +183,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
                reinterpret_cast<RowSet*>(base + sets),
                static_cast<int32_t>(max_sets),
                reinterpret_cast<int32_t*>(base + cuts),
-               reinterpret_cast<int32_t*>(base + range_set),
+               reinterpret_cast<Range*>(base + ranges),
                reinterpret_cast<SharedSet*>(base + shared)};
   return {};
 }
@@ -220,6 +236,9 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   args.lengths = lengths_;
   ATTNFOLD_RETURN_IF_ERROR(validate_device_tensors(given_, num_kv_rows_, tensors, &args.tensors));
   if (lengths_.batch == 0 || given_.max_qo_rows == 0) return {};
+  const int64_t num_pages = problem_.ragged ? 1 : given_.num_pages;
+  ATTNFOLD_RETURN_IF_ERROR(kv_steps("k_stride_page", args.tensors.k, problem_.ragged, num_pages, &args.k_steps));
+  ATTNFOLD_RETURN_IF_ERROR(kv_steps("v_stride_page", args.tensors.v, problem_.ragged, num_pages, &args.v_steps));
   if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};
   if (workspace_bytes < workspace_bytes_) {
     return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " + std::to_string(workspace_bytes_) +

@@ -32,7 +32,7 @@ struct SharedRow {
 __device__ __forceinline__ SharedRow find_row(const AttendArgs& a, const int32_t* cuts, const SharedSet& shared,
                                               int32_t kv_head, int32_t row) {
   SharedRow r;
-  r.set = a.schedule.sets[shared.set];
+  r.set = shared.set;
   r.first_range = shared.first_range;
   r.kv_head = kv_head;
   r.row = row;
@@ -92,12 +92,11 @@ __global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant
   extern __shared__ int32_t cuts[];  // [num_ranges + 1]
   let_next_kernel_start();
   // The schedule was complete before the kernel that this one waits for began.
-  if (static_cast<int32_t>(blockIdx.x) >= *a.schedule.num_shared) return;
   const SharedSet shared = a.schedule.shared[blockIdx.x];
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y) / a.shape.set_rows;
   const int32_t row = static_cast<int32_t>(blockIdx.y) % a.shape.set_rows;
-  if (row >= a.schedule.sets[shared.set].num_rows) return;
   for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kWarps * 32) cuts[i] = a.schedule.cuts[i];
+  if (shared.first_range < 0 || row >= shared.set.num_rows) return;
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const SharedRow r = find_row(a, cuts, shared, kv_head, row);

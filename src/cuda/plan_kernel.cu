@@ -77,22 +77,28 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
   CutRule rule{a.schedule.sets, n.sets, n.leaves, a.shape.num_ranges, 1, a.shape.cut_seed};
   rule.align = choose_alignment(a, rule);
   int32_t num_shared = 0;
-  for (int32_t base = 0; base <= a.shape.num_ranges; base += kPlanThreads) {
+  for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
     const int32_t i = base + static_cast<int32_t>(threadIdx.x);
-    const bool is_range = i < a.shape.num_ranges;
-    const int32_t cut = cut_at(rule, i), at = cut < n.leaves ? cut : n.leaves - 1;
-    const int32_t set = is_range && n.leaves > 0 ? set_at(a.schedule.sets, n.sets, at) : 0;
-    const int32_t start = n.leaves > 0 ? a.schedule.sets[set].start : 0;
-    const bool first_inside = is_range && i > 0 && cut < n.leaves && cut_at(rule, i - 1) <= start && start < cut;
-    if (i <= a.shape.num_ranges) a.schedule.cuts[i] = cut;
-    if (is_range) a.schedule.range_set[i] = set;
+    Range range{};
+    bool first_inside = false;
+    if (i < a.shape.num_ranges) {
+      const int32_t cut = cut_at(rule, i);
+      range = make_range(a.schedule.sets, n, cut, cut_at(rule, i + 1));
+      first_inside = i > 0 && is_first_inside(range, cut_at(rule, i - 1));
+      a.schedule.cuts[i] = cut;
+      a.schedule.ranges[i] = range;
+    }
     int32_t index, all;
     Scan(storage).ExclusiveSum(first_inside ? 1 : 0, index, all);
-    if (first_inside) a.schedule.shared[num_shared + index] = {set, i - 1};
+    if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, {}};
     num_shared += all;
     __syncthreads();
   }
+  for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads) {
+    a.schedule.shared[i] = {{}, -1, {}};
+  }
   if (threadIdx.x == 0) {
+    a.schedule.cuts[a.shape.num_ranges] = n.leaves;
     *a.schedule.counts = n;
     *a.schedule.num_shared = num_shared;
   }

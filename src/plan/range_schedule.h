@@ -49,20 +49,29 @@ struct RangeCounts {
   int32_t leaves;
 };
 
-/** A row set that several ranges share; `first_range` holds its first leaf. */
-struct SharedSet {
-  int32_t set, first_range;
+/** A range, with all that its worker needs to begin. */
+struct alignas(16) Range {
+  RowSet set;  // in which it begins
+  int32_t set_index, number, num_leaves;
+  int32_t unused;
+};
+
+/** A row set that several ranges share; `first_range` holds its first leaf, and -1 marks an entry without a set. */
+struct alignas(16) SharedSet {
+  RowSet set;
+  int32_t first_range;
+  int32_t unused[3];
 };
 
 /** One step's schedule.  Row sets without leaves stand at the end of `sets`, the first one last. */
 struct RangeSchedule {
   RangeCounts* counts;
   int32_t* num_shared;
-  RowSet* sets;        // [max_sets]
+  RowSet* sets;       // [max_sets]
   int32_t max_sets;
-  int32_t* cuts;       // [num_ranges + 1] places on the line
-  int32_t* range_set;  // [num_ranges] the row set in which each range begins
-  SharedSet* shared;   // [num_ranges]
+  int32_t* cuts;      // [num_ranges + 1] places on the line
+  Range* ranges;      // [num_ranges]
+  SharedSet* shared;  // [num_ranges], those with a set first
 };
 
 // ------------------------------------------------------------------------------------------------ leaves of a row set
@@ -244,6 +253,22 @@ ATTNFOLD_HD inline int32_t slot_of(const RowSet& s, int32_t entry, int32_t numbe
   return first - entry + chunk_ordinal(s, number) - chunk_ordinal(s, first);
 }
 
+/** The range between two cuts. */
+ATTNFOLD_HD inline Range make_range(const RowSet* sets, const RangeCounts& n, int32_t begin, int32_t end) {
+  Range range{};
+  range.num_leaves = end - begin;
+  if (n.sets == 0) return range;
+  range.set_index = set_at(sets, n.sets, begin);
+  range.set = sets[range.set_index];
+  range.number = begin - range.set.start;
+  return range;
+}
+
+/** Whether the cut at which `range` begins, be it empty, is the first inside its row set; `cut_before` is the one before. */
+ATTNFOLD_HD inline bool is_first_inside(const Range& range, int32_t cut_before) {
+  return range.number > 0 && range.number < range.set.num_leaves && cut_before <= range.set.start;
+}
+
 /** States that range `i` leaves behind. */
 inline int32_t num_states(const RowSet* sets, const RangeCounts& n, const int32_t* cuts, int32_t i) {
   const int32_t begin = cuts[i], end = cuts[i + 1];
@@ -288,15 +313,14 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     }
     if (largest <= largest_share_allowed(n.leaves, shape.num_ranges)) break;
   }
+  for (int32_t i = 0; i <= shape.num_ranges; ++i) out->cuts[i] = cut_at(rule, i);
   *out->num_shared = 0;
-  for (int32_t i = 0; i <= shape.num_ranges; ++i) {
-    out->cuts[i] = cut_at(rule, i);
-    if (i == shape.num_ranges) break;
-    const int32_t at = out->cuts[i] < n.leaves ? out->cuts[i] : n.leaves - 1;
-    out->range_set[i] = n.leaves > 0 ? set_at(out->sets, n.sets, at) : 0;
-    const int32_t start = n.leaves > 0 ? out->sets[out->range_set[i]].start : 0;
-    if (i > 0 && out->cuts[i] < n.leaves && out->cuts[i - 1] <= start && start < out->cuts[i]) {
-      out->shared[(*out->num_shared)++] = {out->range_set[i], i - 1};
+  for (int32_t i = 0; i < shape.num_ranges; ++i) {
+    const Range range = make_range(out->sets, n, out->cuts[i], out->cuts[i + 1]);
+    out->ranges[i] = range;
+    out->shared[i] = {{}, -1, {}};
+    if (i > 0 && is_first_inside(range, out->cuts[i - 1])) {
+      out->shared[(*out->num_shared)++] = {range.set, i - 1, {}};
     }
   }
 }

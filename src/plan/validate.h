@@ -51,6 +51,7 @@ struct TensorExtents {
   int64_t kv_tokens;  // tokens of a page, or rows if ragged
   int64_t num_pages;  // 1 if ragged
   bool reads_kv;      // some row sees some key
+  bool sizes_known = true;  // else only first bytes are held apart from each other
 };
 
 Status validate_tensors(const attnfold_problem& p, const TensorExtents& extents,

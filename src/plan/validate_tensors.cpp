@@ -198,6 +198,9 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   ATTNFOLD_RETURN_IF_ERROR(extent_of("o", t.o, {1, rows, heads},
                                      {0, out->o.stride_token, out->o.stride_head}, p.head_dim_vo,
                                      dtype_bytes(static_cast<DType>(p.o_dtype)), &o));
+  if (!e.sizes_known) {
+    for (Extent* extent : {&q, &k, &v, &o}) extent->end = extent->begin + 1;
+  }
   Extent slopes, sinks;
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("alibi_slopes", t.alibi_slopes, heads, &slopes));
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("sink_logits", t.sink_logits, heads, &sinks));
@@ -215,6 +218,7 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   ATTNFOLD_RETURN_IF_ERROR(extent_of("lse", t.lse, {1, rows, heads},
                                      {0, out->lse_stride_row, out->lse_stride_head}, 1,
                                      sizeof(float), &lse));
+  if (!e.sizes_known) lse.end = lse.begin + 1;
   for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks, &k_scale, &v_scale, &o_scale})
     ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
   return {};

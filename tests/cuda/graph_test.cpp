@@ -76,7 +76,8 @@ struct Arrays {
   RangeCounts counts{};
   int32_t num_shared = 0;
   std::vector<RowSet> sets;
-  std::vector<int32_t> cuts, range_set;
+  std::vector<int32_t> cuts;
+  std::vector<Range> ranges;
   std::vector<SharedSet> shared;
 };
 
@@ -84,7 +85,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
   std::mt19937_64 rng(test::seed());
   constexpr int32_t kMaxSets = 8192, kMaxRanges = 512, kMaxBatch = 2000;
   char* memory = nullptr;
-  const size_t sizes[] = {sizeof(RangeCounts), 4, kMaxSets * sizeof(RowSet), (kMaxRanges + 1) * 4, kMaxRanges * 4,
+  const size_t sizes[] = {sizeof(RangeCounts), 4, kMaxSets * sizeof(RowSet), (kMaxRanges + 1) * 4, kMaxRanges * sizeof(Range),
                           kMaxRanges * sizeof(SharedSet), (kMaxBatch + 1) * 4, kMaxBatch * 4};
   size_t offsets[8], total = 0;
   for (int i = 0; i < 8; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
@@ -107,12 +108,12 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     Arrays host;
     host.sets.resize(kMaxSets);
     host.cuts.resize(kMaxRanges + 1);
-    host.range_set.resize(kMaxRanges);
+    host.ranges.resize(kMaxRanges);
     host.shared.resize(kMaxRanges);
     Arrays device = host;
     if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets) continue;
     RangeSchedule schedule{&host.counts, &host.num_shared, host.sets.data(), kMaxSets,
-                           host.cuts.data(), host.range_set.data(), host.shared.data()};
+                           host.cuts.data(), host.ranges.data(), host.shared.data()};
     build_range_schedule(shape, mask, batch, indptr.data(), kv_len.data(), &schedule);
 
     const auto at = [&](int i) { return memory + offsets[i]; };
@@ -121,11 +122,11 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     ASSERT_EQ(cudaMemcpy(at(7), kv_len.data(), static_cast<size_t>(batch) * 4, cudaMemcpyHostToDevice), cudaSuccess);
     const RangeSchedule on_gpu{reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
                                reinterpret_cast<RowSet*>(at(2)), kMaxSets, reinterpret_cast<int32_t*>(at(3)),
-                               reinterpret_cast<int32_t*>(at(4)), reinterpret_cast<SharedSet*>(at(5))};
+                               reinterpret_cast<Range*>(at(4)), reinterpret_cast<SharedSet*>(at(5))};
     const cuda::PlanArgs args{shape, mask, batch, 1 << 30, reinterpret_cast<const int32_t*>(at(6)),
                               reinterpret_cast<const int32_t*>(at(7)), nullptr, on_gpu};
     ASSERT_EQ(cuda::launch_plan(args, nullptr), cudaSuccess);
-    void* to[] = {&device.counts, &device.num_shared, device.sets.data(), device.cuts.data(), device.range_set.data(),
+    void* to[] = {&device.counts, &device.num_shared, device.sets.data(), device.cuts.data(), device.ranges.data(),
                   device.shared.data()};
     for (int i = 0; i < 6; ++i) ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
     const RangeCounts &h = host.counts, &d = device.counts;
@@ -140,8 +141,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
                      static_cast<size_t>(h.empty_sets)))
         << round;
     ASSERT_TRUE(same(host.cuts, device.cuts, 0, ranges + 1)) << round;
-    ASSERT_TRUE(same(host.range_set, device.range_set, 0, ranges)) << round;
-    ASSERT_TRUE(same(host.shared, device.shared, 0, static_cast<size_t>(host.num_shared))) << round;
+    ASSERT_TRUE(same(host.ranges, device.ranges, 0, ranges)) << round;
+    ASSERT_TRUE(same(host.shared, device.shared, 0, ranges)) << round;
   }
   cudaFree(memory);
 }

@@ -1,0 +1,150 @@
+// The loader warps of the small-row kernel: keys and values of one range, in the order in which they are needed.
+#pragma once
+
+#include "cuda/row_state.h"
+#include "cuda/small_shape.cuh"
+
+namespace attnfold::cuda {
+
+/** Where one lane's key is.  `page` is not touched before it is used, a leaf later: it may still be on its way. */
+struct KeySource {
+  int32_t page;  // ragged: the request's first row
+  int32_t token;
+  bool seen;  // by some row: the others are never read
+};
+
+/** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
+__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk, const VisibleKeys& keys, int warp,
+                                              int lane) {
+  const int32_t key = leaf_of(walk.set, walk.number) * kLeaf + warp * kWarpKeys + lane;
+  KeySource source{0, 0, key < keys.sink || (key >= keys.begin && key < keys.end)};
+  if (!source.seen) return source;
+  if (a.problem.ragged) {
+    source.page = a.lengths.kv_indptr[walk.set.request];
+    source.token = key;
+    return source;
+  }
+  const int32_t page = key / a.problem.page_size;
+  source.token = key - page * a.problem.page_size;
+  source.page = pages_of(a.lengths, walk.set.request)[page];
+  return source;
+}
+
+/** Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements. */
+template <class Shape>
+class KeyCopier {
+ public:
+  __device__ __forceinline__ KeyCopier(const AttendArgs& a, int32_t kv_head, int warp_in, int lane)
+      : chunk(lane % kLanesPerKey), first(lane / kLanesPerKey), warp(warp_in), inside(chunk * 8 < a.problem.head_dim_vo) {
+    k = a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16;
+    v = a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < kPhases; ++i)
+      offset[i] = chunk_offset<Shape::kPitch>(warp * kWarpKeys + i * kKeysPerStep + first, chunk);
+  }
+
+  __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source, uint32_t stage) const {
+    copy(k, a.k_steps, source, stage);
+  }
+  __device__ __forceinline__ void copy_v(const AttendArgs& a, const KeySource& source, uint32_t stage) const {
+    copy(v, a.v_steps, source, stage);
+  }
+
+ private:
+  static constexpr int kLanesPerKey = Shape::kPitch / 16 < 32 ? Shape::kPitch / 16 : 32;
+  static constexpr int kKeysPerStep = 32 / kLanesPerKey;
+  static constexpr int kPhases = 8 / kKeysPerStep;  // after 8 rows the exchange of chunks repeats
+
+  __device__ __forceinline__ void copy(const char* base, const KvSteps& steps, const KeySource& source, uint32_t stage) const {
+    const int32_t mine = source.page * steps.page + source.token * steps.token;
+    const uint32_t seen = __ballot_sync(~0u, source.seen);
+    if (seen == ~0u) {
+#pragma unroll
+      for (int i = 0; i < kWarpKeys / kKeysPerStep; ++i) {
+        const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, mine, i * kKeysPerStep + first)) * steps.unit_bytes;
+        if (inside) copy_16(stage + i / kPhases * (8 * Shape::kPitch) + offset[i % kPhases], base + at);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kWarpKeys; i += kKeysPerStep) {
+      const int key = i + first;
+      const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, source.seen ? mine : 0, key)) * steps.unit_bytes;
+      const uint32_t to = stage + chunk_offset<Shape::kPitch>(warp * kWarpKeys + key, chunk);
+      if (inside) copy_16_or_zeros(to, base + at, (seen >> key) & 1);
+    }
+  }
+
+  const int chunk, first, warp;
+  const bool inside;  // the head dim
+  const char *k, *v;
+  uint32_t offset[kPhases];
+};
+
+/** Copies the rows of q of the walk's row set; rows that it lacks become 0. */
+template <class Shape>
+__device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set, int32_t kv_head, int lane,
+                                             uint32_t to) {
+  constexpr int kChunks = Shape::kPitch / 16;
+  const View<const char>& q = a.tensors.q;
+  for (int i = lane; i < Shape::kRows * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    if (chunk * 8 >= a.problem.head_dim_qk) continue;
+    const bool valid = row < set.num_rows;
+    const RowPlace at = place_of_row(a, set, kv_head, valid ? row : 0);
+    copy_16_or_zeros(to + chunk_offset<Shape::kPitch>(row, chunk),
+                     q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2 + chunk * 16, valid);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, int32_t range, int32_t kv_head, int warp,
+                                           int lane) {
+  Walk walk(a, range);
+  if (walk.left <= 0) return;
+  const KeyCopier<Shape> copier(a, kv_head, warp, lane);
+  Ring<Shape::kStages> ring;
+  Ring<Shape::kStagesQ> q;
+  VisibleKeys keys = seen_by_any(a.shape, a.problem.mask, walk.set);
+  KeySource source = find_key(a, walk, keys, warp, lane);
+  while (walk.left > 0) {
+    const KeySource here = source;
+    if (walk.new_set && warp == 0) {
+      // The matrix warps are done with this stage: they have freed a leaf that came after its rows.
+      barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
+      copy_queries<Shape>(a, walk.set, kv_head, lane, Shape::q(shared, q.stage));
+      barrier_arrive_after_copies(Shape::full_q(shared, q.stage));
+      q.next();
+    }
+    walk.step(a);
+    if (walk.left > 0) {  // page ids are asked for a leaf ahead
+      if (walk.new_set) keys = seen_by_any(a.shape, a.problem.mask, walk.set);
+      source = find_key(a, walk, keys, warp, lane);
+    }
+    barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
+    copier.copy_k(a, here, Shape::kv(shared, ring.stage));
+    barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
+    ring.next();
+    barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
+    copier.copy_v(a, here, Shape::kv(shared, ring.stage));
+    barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
+    ring.next();
+  }
+}
+
+/** Rows without a key, dealt to all blocks. */
+template <class T>
+__device__ __forceinline__ void write_empty_rows(const AttendArgs& a, int thread) {
+  const int64_t count = static_cast<int64_t>(a.schedule.counts->empty_sets) * a.problem.kv_heads;
+  for (int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const RowSet& set = a.schedule.sets[a.schedule.max_sets - 1 - i / a.problem.kv_heads];
+    for (int row = 0; row < set.num_rows; ++row) {
+      const RowPlace at = place_of_row(a, set, static_cast<int32_t>(i % a.problem.kv_heads), row);
+      const int64_t o = o_offset(a, at);
+      for (int d = 2 * thread; d < a.problem.head_dim_vo; d += 2 * kGroupThreads) write_pair<T>(a, o + d, 0.0f, 0.0f);
+      if (thread == 0) write_lse(a, at, finish_row(a, at.head, kEmpty, 0.0f).lse);
+    }
+  }
+}
+
+}  // namespace attnfold::cuda

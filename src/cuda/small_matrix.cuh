@@ -1,0 +1,375 @@
+// The matrix warps of the small-row kernel: a leaf's state, and the canonical fold in registers.
+#pragma once
+
+#include "cuda/row_state.h"
+#include "cuda/small_shape.cuh"
+
+namespace attnfold::cuda {
+
+/** One warp's part of the states of its rows: m and l of rows lane / 4 (+ 8), and the elements of o that the warp makes. */
+template <class Shape>
+struct WarpState {
+  float m[Shape::kRowTiles], l[Shape::kRowTiles];
+  float o[Shape::kTilesO][2 * Shape::kRowTiles];  // elements 2 * (lane % 4) + {0, 1} of a tile, for each row
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int h = 0; h < Shape::kRowTiles; ++h) {
+      m[h] = kEmpty;
+      l[h] = 0.0f;
+    }
+#pragma unroll
+    for (int t = 0; t < Shape::kTilesO; ++t)
+#pragma unroll
+      for (int e = 0; e < 2 * Shape::kRowTiles; ++e) o[t][e] = 0.0f;
+  }
+
+  /** this = fold(this, b). */
+  __device__ __forceinline__ void fold(const WarpState& b) {
+#pragma unroll
+    for (int h = 0; h < Shape::kRowTiles; ++h) {
+      if (b.m[h] == kEmpty) continue;
+      const FoldStep step = fold_step_fast(m[h], b.m[h]);
+      l[h] = fold_value(step, l[h], b.l[h]);
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesO; ++t)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) o[t][e] = fold_value(step, o[t][e], b.o[t][e]);
+      if (step.b_leads) m[h] = b.m[h];
+    }
+  }
+};
+
+template <class Shape, class T>
+class MatrixWarp {
+ public:
+  __device__ __forceinline__ MatrixWarp(const AttendArgs& args, uint32_t shared_in, int32_t range_in, int32_t kv_head_in,
+                                        int warp_in, int lane_in)
+      : a(args), shared(shared_in), range(range_in), kv_head(kv_head_in), warp(warp_in), lane(lane_in) {}
+
+  __device__ __forceinline__ void run() {
+    Walk walk(a, range);
+    if (walk.left <= 0) return;
+    int32_t entry = walk.number;  // where the range enters the row set
+    total.clear();
+    while (walk.left > 0) {
+      if (walk.new_set) open_set(walk.set);
+      leaf_state(walk.set, walk.number);
+      const int32_t number = walk.number, last = walk.left == 1;
+      const RowSet& set = walk.set;
+      const bool row_ends = number + 1 == set.num_leaves;
+      const int32_t begin = chunk_begin(set, number);
+      if (begin < entry) {
+        write_state(number - entry, leaf);
+      } else {
+        if (number == begin) chunk.clear();
+        chunk.fold(leaf);
+        const bool chunk_ends = number + 1 == chunk_end(set, number);
+        if (entry > 0) {
+          if (chunk_ends || last) write_state(slot_of(set, entry, begin), chunk);
+        } else {
+          if (chunk_ends) total.fold(chunk);
+          if (row_ends) {
+            write_rows(set);
+          } else if (last) {
+            if (!chunk_ends) write_state(prefix_slot(a.shape), chunk);
+            if (chunk_ends || begin > 0) write_state(row_slot(a.shape), total);
+          }
+        }
+      }
+      walk.step(a);
+      if (walk.new_set && walk.left > 0) {
+        entry = 0;
+        total.clear();
+      }
+    }
+  }
+
+ private:
+  static constexpr int kTiles = Shape::kRowTiles, kSteps = Shape::kDim / 16;
+  using QFragments = uint32_t[kSteps][2 * kTiles];
+
+  /** Loads the row set's queries, and notes what its rows see. */
+  __device__ __forceinline__ void open_set(const RowSet& set) {
+    barrier_wait(Shape::full_q(shared, q_ring.stage), q_ring.parity);
+    const uint32_t base = Shape::q(shared, q_ring.stage);
+    const int matrix = lane / 8, row = lane % 8;
+    uint32_t r[4];
+    if constexpr (kTiles == 1) {
+#pragma unroll
+      for (int s = 0; s < kSteps; s += 2) {
+        load_matrices(r, base + chunk_offset<Shape::kPitch>(row, 2 * s + matrix));
+        q[s][0] = r[0], q[s][1] = r[1], q[s + 1][0] = r[2], q[s + 1][1] = r[3];
+      }
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        load_matrices(r, base + chunk_offset<Shape::kPitch>(row + 8 * (matrix & 1), 2 * s + (matrix >> 1)));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) q[s][i] = r[i];
+      }
+    }
+    q_ring.next();
+    const int32_t group = a.shape.group_size;
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const int32_t r_h = row_of_tile(h) < set.num_rows ? row_of_tile(h) : set.num_rows - 1;
+      token[h] = (set.row_begin + r_h) / group;
+      seen[h] = keys_of_row(a, set, r_h);
+    }
+    first_token = set.row_begin / group;
+    last_token = (set.row_begin + set.num_rows - 1) / group;
+    const VisibleKeys first = keys_of_row(a, set, 0), last = keys_of_row(a, set, set.num_rows - 1);
+    all_see = {first.sink < last.sink ? first.sink : last.sink, last.begin, first.end};
+    num_rows = set.num_rows;
+  }
+
+  __device__ __forceinline__ int row_of_tile(int h) const { return 8 * h + lane / 4; }
+
+  /** Element e of an accumulator belongs to row tile e / 2; as a key, it is number 2 * (lane % 4) + e % 2 of its tile. */
+  __device__ __forceinline__ int32_t key_of(int32_t first_key, int tile, int e) const {
+    return first_key + 8 * tile + 2 * (lane % 4) + (e & 1);
+  }
+
+  __device__ __forceinline__ static bool sees(const VisibleKeys& keys, int32_t key) {
+    return key < keys.sink || (key >= keys.begin && key < keys.end);
+  }
+
+  /** s = q.k for this warp's keys. */
+  __device__ __forceinline__ void scores(float (&s)[Shape::kTilesS][4]) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTilesS; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+    const uint32_t base = Shape::kv(shared, ring.stage);
+    const int matrix = lane / 8;
+    const int row = warp * kWarpKeys + 8 * (matrix >> 1) + lane % 8;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesS; t += 2) {
+        uint32_t k[4];
+        load_matrices(k, base + chunk_offset<Shape::kPitch>(row + 8 * t, 2 * step + (matrix & 1)));
+        if constexpr (kTiles == 1) {
+          multiply_add<T>(s[t], q[step][0], 0, q[step][1], 0, k[0], k[1]);
+          multiply_add<T>(s[t + 1], q[step][0], 0, q[step][1], 0, k[2], k[3]);
+        } else {
+          multiply_add<T>(s[t], q[step][0], q[step][1], q[step][2], q[step][3], k[0], k[1]);
+          multiply_add<T>(s[t + 1], q[step][0], q[step][1], q[step][2], q[step][3], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  /** Soft-cap and ALiBi, in the log2 domain. */
+  __device__ __forceinline__ void modify(float (&s)[Shape::kTilesS][4], const RowSet& set, int32_t first_key) {
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const float* slopes = a.tensors.alibi_slopes;
+      const int32_t r_h = row_of_tile(h) < num_rows ? row_of_tile(h) : num_rows - 1;
+      const float slope = slopes ? slopes[place_of_row(a, set, kv_head, r_h).head] * kLog2E : 0.0f;
+      const int32_t position = set.position + token[h];
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesS; ++t)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          float x = a.problem.softcap != 0.0f ? tanh_f32(s[t][e] * a.problem.softcap_scale) * a.problem.softcap_log2
+                                              : s[t][e] * a.problem.score_scale;
+          if (slopes) x = lane::fma(slope, static_cast<float>(key_of(first_key, t, e) - position), x);
+          s[t][e] = x;
+        }
+    }
+  }
+
+  /** Fills `leaf` with the state of the walk's leaf. */
+  __device__ __forceinline__ void leaf_state(const RowSet& set, int32_t number) {
+    const int32_t leaf_key = leaf_of(set, number) * kLeaf;
+    const int32_t first_key = leaf_key + warp * kWarpKeys;
+    float s[Shape::kTilesS][4];
+    barrier_wait(Shape::full(shared, ring.stage, warp), ring.parity);
+    scores(s);
+    __syncwarp();
+    // Four arrivals, as many as for values: nobody else reads these keys.
+    if (lane < kGroupWarps * kArrivingLanes) barrier_arrive(Shape::empty(shared, ring.stage, warp));
+    for (int i = 1; kArrivingLanes == 32 && i < kGroupWarps; ++i) barrier_arrive(Shape::empty(shared, ring.stage, warp));
+    ring.next();
+
+    float c = a.problem.score_scale;
+    if (a.problem.softcap != 0.0f || a.tensors.alibi_slopes) {
+      modify(s, set, first_key);
+      c = 1.0f;
+    }
+    const bool whole = leaf_key + kLeaf <= all_see.sink || (leaf_key >= all_see.begin && leaf_key + kLeaf <= all_see.end);
+    bool any[kTiles];
+    float largest[kTiles];
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const VisibleKeys& keys = seen[h];
+      any[h] = whole || leaf_key < keys.sink ||
+               (leaf_key < keys.end && leaf_key + kLeaf > keys.begin && keys.begin < keys.end);
+      largest[h] = any[h] ? kLowest : kEmpty;
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesS; ++t)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          if (!whole && !sees(keys, key_of(first_key, t, e))) continue;
+          largest[h] = fmaxf(largest[h], s[t][e]);
+        }
+      largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
+      largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
+      if (lane % 4 == 0) store_shared(Shape::warp_max(shared, warp, row_of_tile(h)), largest[h]);
+    }
+    group_sync<kMatrixBarrier, kGroupThreads>();
+
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const int row = row_of_tile(h);
+      float qk[kGroupWarps];
+#pragma unroll
+      for (int w = 0; w < kGroupWarps; ++w) qk[w] = load_shared(Shape::warp_max(shared, w, row));
+      leaf.m[h] = any[h] ? fmaxf(c * fmaxf(fmaxf(qk[0], qk[1]), fmaxf(qk[2], qk[3])), kLowest) : kEmpty;
+      float sum = 0.0f;
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesS; ++t) {
+        float p[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          p[i] = exp2_fast(lane::fma(s[t][2 * h + i], c, -leaf.m[h]));
+          if (!whole && !sees(seen[h], key_of(first_key, t, i))) p[i] = 0.0f;
+          sum += p[i];
+        }
+        const uint32_t at = chunk_offset<kLeaf * 2>(row, warp * (kWarpKeys / 8) + t) + (lane % 4) * 4;
+        store_shared(Shape::p(shared) + at, pack<T>(p[0], p[1]));
+      }
+      store_shared(Shape::warp_sum(shared, warp, row, lane % 4), sum);
+    }
+#pragma unroll
+    for (int w = 0; w < kGroupWarps; ++w) barrier_wait(Shape::full(shared, ring.stage, w), ring.parity);
+    group_sync<kMatrixBarrier, kGroupThreads>();
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const int row = row_of_tile(h);
+      float l[kGroupWarps];
+#pragma unroll
+      for (int w = 0; w < kGroupWarps; ++w) l[w] = load_shared(Shape::warp_sum(shared, w, row, lane % 4));
+      float sum = ((l[0] + l[1]) + l[2]) + l[3];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      leaf.l[h] = sum + __shfl_xor_sync(~0u, sum, 2);
+    }
+    if (whole || first_token == last_token) {
+      values<false>(leaf.o, leaf_key, {});
+    } else {
+      values_by_token(set, leaf_key);
+    }
+    __syncwarp();
+    if (lane < kGroupWarps * kArrivingLanes) barrier_arrive(Shape::empty(shared, ring.stage, lane % kGroupWarps));
+    for (int i = 1; kArrivingLanes == 32 && i < kGroupWarps; ++i)
+      barrier_arrive(Shape::empty(shared, ring.stage, (lane + i) % kGroupWarps));
+    ring.next();
+  }
+
+  /** o = p.v over the leaf, for all rows; with kMasked, values of keys outside `keys` count as 0 whatever they are. */
+  template <bool kMasked>
+  __device__ __forceinline__ void values(float (&o)[Shape::kTilesO][2 * kTiles], int32_t leaf_key, const VisibleKeys& keys) {
+    float d[Shape::kTilesO][4];
+#pragma unroll
+    for (int t = 0; t < Shape::kTilesO; ++t) d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.0f;
+    const uint32_t p_base = Shape::p(shared), v_base = Shape::kv(shared, ring.stage);
+    const int matrix = lane / 8, row = lane % 8;
+    uint32_t p_pair[4];
+#pragma unroll
+    for (int step = 0; step < kLeaf / 16; ++step) {
+      uint32_t p[4];
+      if constexpr (kTiles == 1) {
+        if (step % 2 == 0) load_matrices(p_pair, p_base + chunk_offset<kLeaf * 2>(row, 2 * step + matrix));
+        p[0] = p_pair[2 * (step % 2)], p[1] = 0, p[2] = p_pair[2 * (step % 2) + 1], p[3] = 0;
+      } else {
+        load_matrices(p, p_base + chunk_offset<kLeaf * 2>(row + 8 * (matrix & 1), 2 * step + (matrix >> 1)));
+      }
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesO; t += 2) {
+        uint32_t v[4];
+        load_matrices_transposed(v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
+                                                                          warp * Shape::kTilesO + t + (matrix >> 1)));
+        if constexpr (kMasked) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) v[i] = masked(v[i], leaf_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
+        }
+        multiply_add<T>(d[t], p[0], p[1], p[2], p[3], v[0], v[1]);
+        multiply_add<T>(d[t + 1], p[0], p[1], p[2], p[3], v[2], v[3]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < Shape::kTilesO; ++t)
+#pragma unroll
+      for (int e = 0; e < 2 * kTiles; ++e) o[t][e] = d[t][e];
+  }
+
+  /** Two values, of keys `key` and the next: those outside `keys` replaced by 0. */
+  __device__ __forceinline__ static uint32_t masked(uint32_t pair, int32_t key, const VisibleKeys& keys) {
+    return (sees(keys, key) ? pair & 0xffffu : 0u) | (sees(keys, key + 1) ? pair & 0xffff0000u : 0u);
+  }
+
+  /** The same where rows see different keys: 0 times a NaN that a row may not see would reach it, so each token's rows get
+   * a product of their own. */
+  __device__ __forceinline__ void values_by_token(const RowSet& set, int32_t leaf_key) {
+#pragma unroll 1
+    for (int32_t t = first_token; t <= last_token; ++t) {
+      float o[Shape::kTilesO][2 * kTiles];
+      values<true>(o, leaf_key, visible_keys(a.problem.mask, set.kv_len - set.position, set.kv_len, t));
+#pragma unroll
+      for (int i = 0; i < Shape::kTilesO; ++i)
+#pragma unroll
+        for (int e = 0; e < 2 * kTiles; ++e) {
+          if (token[e / 2] == t) leaf.o[i][e] = o[i][e];
+        }
+    }
+  }
+
+  /** Element of o of the first of an accumulator's pair. */
+  __device__ __forceinline__ int element(int tile) const { return warp * (Shape::kDim / kGroupWarps) + 8 * tile + 2 * (lane % 4); }
+
+  __device__ __forceinline__ void write_state(int32_t slot, const WarpState<Shape>& state) {
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const int row = row_of_tile(h);
+      if (row >= num_rows) continue;
+      const int64_t at = state_row(a, range, kv_head, slot, row);
+      float* o = a.state_o + at * a.problem.head_dim_vo;
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesO; ++t) {
+        if (element(t) < a.problem.head_dim_vo)
+          __stcg(reinterpret_cast<float2*>(o + element(t)), make_float2(state.o[t][2 * h], state.o[t][2 * h + 1]));
+      }
+      if (warp == 0 && lane % 4 == 0) __stcg(a.state_ml + at, make_float2(state.m[h], state.l[h]));
+    }
+  }
+
+  __device__ __forceinline__ void write_rows(const RowSet& set) {
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      const int row = row_of_tile(h);
+      if (row >= num_rows) continue;
+      const RowPlace at = place_of_row(a, set, kv_head, row);
+      const RowEnd end = finish_row(a, at.head, total.m[h], total.l[h]);
+      const int64_t o = o_offset(a, at);
+#pragma unroll
+      for (int t = 0; t < Shape::kTilesO; ++t) {
+        if (element(t) < a.problem.head_dim_vo)
+          write_pair<T>(a, o + element(t), total.o[t][2 * h] * end.factor, total.o[t][2 * h + 1] * end.factor);
+      }
+      if (warp == 0 && lane % 4 == 0) write_lse(a, at, end.lse);
+    }
+  }
+
+  const AttendArgs& a;
+  const uint32_t shared;
+  const int32_t range, kv_head;
+  const int warp, lane;
+  Ring<Shape::kStages> ring;
+  Ring<Shape::kStagesQ> q_ring;
+  QFragments q;
+  VisibleKeys seen[kTiles], all_see;
+  int32_t token[kTiles], first_token, last_token, num_rows;
+  WarpState<Shape> leaf, chunk, total;
+};
+
+}  // namespace attnfold::cuda
