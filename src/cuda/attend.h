@@ -29,12 +29,6 @@ ATTNFOLD_HD inline int64_t state_row(const AttendArgs& a, int32_t range, int32_t
   return ((static_cast<int64_t>(range) * a.problem.kv_heads + kv_head) * a.shape.slots + slot) * a.shape.set_rows + row;
 }
 
-/** Keys [0, sink) and [begin, end) that row `row` of a set sees. */
-ATTNFOLD_HD inline VisibleKeys keys_of_row(const AttendArgs& a, const RowSet& s, int32_t row) {
-  const int32_t token = (s.row_begin + row) / a.shape.group_size;
-  return visible_keys(a.problem.mask, s.kv_len - s.position, s.kv_len, token);
-}
-
 /** Row of q, o and lse, and head, of row `row` of a set. */
 struct RowPlace {
   int64_t token;

@@ -84,6 +84,27 @@ struct Accumulator {
   }
 };
 
+/** Folds the further states of a super-chunk into its first.  A call: its instructions are many, and used by few. */
+static __device__ __noinline__ void fold_chunk(const float* o4, int32_t width, bool inside, ChunkStates states, float2 ml,
+                                        int lane, float4* chunk_o, float2* chunk_ml) {
+  Accumulator<float4> chunk;
+  float4 o[kSuperChunk];
+#pragma unroll
+  for (int i = 1; i < kSuperChunk; ++i) {
+    const int64_t at = __shfl_sync(~0u, states.row, i);
+    if (i < states.count && inside) o[i] = __ldcg(reinterpret_cast<const float4*>(o4 + at * width));
+  }
+  __syncwarp();
+  chunk.fold(__shfl_sync(~0u, ml.x, 0), __shfl_sync(~0u, ml.y, 0), chunk_o[lane]);
+#pragma unroll
+  for (int i = 1; i < kSuperChunk; ++i) {
+    const float m = __shfl_sync(~0u, ml.x, i), l = __shfl_sync(~0u, ml.y, i);
+    if (i < states.count) chunk.fold(m, l, inside ? o[i] : make_float4(0, 0, 0, 0));
+  }
+  chunk_o[lane] = chunk.o;
+  if (lane == 0) *chunk_ml = make_float2(chunk.m, chunk.l);
+}
+
 template <class T, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant__ AttendArgs a) {
   constexpr int kBatch = kWarps * kFoldTasks;
@@ -120,7 +141,7 @@ __global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant
     total.fold(ml.x, ml.y, mine ? __ldcg(a.state_o + at * width + element) : 0.0f);
   }
   for (int32_t batch = 0; batch < r.num_chunks; batch += kBatch) {
-    float4 leading[kFoldTasks];
+    // The first state of each super-chunk, often the only one: all loads in flight together.
     float2 ml[kFoldTasks];
 #pragma unroll
     for (int t = 0; t < kFoldTasks; ++t) {
@@ -129,29 +150,14 @@ __global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant
       if (batch > 0) states[t] = find_states(a, cuts, r, task, lane);
       ml[t] = lane < states[t].count ? __ldcg(a.state_ml + states[t].row) : make_float2(kEmpty, 0.0f);
       const int64_t at = __shfl_sync(~0u, states[t].row, 0);
-      leading[t] = inside4 ? __ldcg(reinterpret_cast<const float4*>(o4 + at * width)) : make_float4(0, 0, 0, 0);
+      chunk_o[task - batch][lane] = inside4 ? __ldcg(reinterpret_cast<const float4*>(o4 + at * width)) : make_float4(0, 0, 0, 0);
+      if (lane == 0) chunk_ml[task - batch] = ml[t];
     }
 #pragma unroll
     for (int t = 0; t < kFoldTasks; ++t) {
       const int32_t task = batch + t * kWarps + warp;
       if (task >= r.num_chunks) break;
-      Accumulator<float4> chunk;
-      chunk.fold(__shfl_sync(~0u, ml[t].x, 0), __shfl_sync(~0u, ml[t].y, 0), leading[t]);
-      if (states[t].count > 1) {
-        float4 o[kSuperChunk];
-#pragma unroll
-        for (int i = 1; i < kSuperChunk; ++i) {
-          const int64_t at = __shfl_sync(~0u, states[t].row, i);
-          if (i < states[t].count && inside4) o[i] = __ldcg(reinterpret_cast<const float4*>(o4 + at * width));
-        }
-#pragma unroll
-        for (int i = 1; i < kSuperChunk; ++i) {
-          const float m = __shfl_sync(~0u, ml[t].x, i), l = __shfl_sync(~0u, ml[t].y, i);
-          if (i < states[t].count) chunk.fold(m, l, inside4 ? o[i] : make_float4(0, 0, 0, 0));
-        }
-      }
-      chunk_o[task - batch][lane] = chunk.o;
-      if (lane == 0) chunk_ml[task - batch] = make_float2(chunk.m, chunk.l);
+      if (states[t].count > 1) fold_chunk(o4, width, inside4, states[t], ml[t], lane, chunk_o[task - batch], chunk_ml + task - batch);
     }
     __syncthreads();
     if (warp < kFoldElements / 32) {

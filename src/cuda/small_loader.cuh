@@ -87,6 +87,7 @@ __device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& 
                                              uint32_t to) {
   constexpr int kChunks = Shape::kPitch / 16;
   const View<const char>& q = a.tensors.q;
+#pragma unroll 1
   for (int i = lane; i < Shape::kRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
     if (chunk * 8 >= a.problem.head_dim_qk) continue;

@@ -24,6 +24,21 @@ struct WarpState {
       for (int e = 0; e < 2 * Shape::kRowTiles; ++e) o[t][e] = 0.0f;
   }
 
+  /** a or b, by value: a reference to either would put both into memory. */
+  __device__ __forceinline__ static WarpState choose(bool first, const WarpState& a, const WarpState& b) {
+    WarpState r;
+#pragma unroll
+    for (int h = 0; h < Shape::kRowTiles; ++h) {
+      r.m[h] = first ? a.m[h] : b.m[h];
+      r.l[h] = first ? a.l[h] : b.l[h];
+    }
+#pragma unroll
+    for (int t = 0; t < Shape::kTilesO; ++t)
+#pragma unroll
+      for (int e = 0; e < 2 * Shape::kRowTiles; ++e) r.o[t][e] = first ? a.o[t][e] : b.o[t][e];
+    return r;
+  }
+
   /** this = fold(this, b). */
   __device__ __forceinline__ void fold(const WarpState& b) {
 #pragma unroll
@@ -40,6 +55,74 @@ struct WarpState {
   }
 };
 
+/** Element e of an accumulator of scores belongs to row tile e / 2; its key, from the warp's first on. */
+__device__ __forceinline__ int32_t key_in_tile(int lane, int tile, int e) { return 8 * tile + 2 * (lane % 4) + (e & 1); }
+
+__device__ __forceinline__ bool sees(const VisibleKeys& keys, int32_t key) {
+  return key < keys.sink || (key >= keys.begin && key < keys.end);
+}
+
+// What follows is called, not inlined, so that rare instructions do not lie between the many that every leaf runs: the
+// instruction cache is filled anew by each kernel.
+
+static __device__ __noinline__ VisibleKeys keys_of_token(const AttendArgs& a, int32_t position, int32_t kv_len, int32_t token) {
+  return visible_keys(a.problem.mask, kv_len - position, kv_len, token);
+}
+
+/** Soft-cap and ALiBi, in the log2 domain.  s [tiles of keys, 4] */
+template <class Shape>
+static __device__ __noinline__ void modify_scores(const AttendArgs& a, float* s, int lane, int32_t num_rows, int32_t row_begin,
+                                           int32_t kv_head, int32_t position, int32_t first_key) {
+  const float* slopes = a.tensors.alibi_slopes;
+  const int32_t group = a.shape.group_size;
+#pragma unroll 1
+  for (int i = 0; i < Shape::kTilesS * 2 * Shape::kRowTiles; ++i) {
+    const int tile = i / (2 * Shape::kRowTiles), e = i % (2 * Shape::kRowTiles);
+    float x = s[4 * tile + e];
+    x = a.problem.softcap != 0.0f ? tanh_f32(x * a.problem.softcap_scale) * a.problem.softcap_log2
+                                  : x * a.problem.score_scale;
+    if (slopes) {
+      const int32_t in_tile = 8 * (e / 2) + lane / 4, row = row_begin + (in_tile < num_rows ? in_tile : num_rows - 1);
+      const float slope = slopes[kv_head * group + row % group] * kLog2E;
+      x = lane::fma(slope, static_cast<float>(first_key + key_in_tile(lane, tile, e) - position - row / group), x);
+    }
+    s[4 * tile + e] = x;
+  }
+}
+
+/** Two values, of keys `key` and the next: those outside `keys` replaced by 0. */
+__device__ __forceinline__ uint32_t seen_pair(uint32_t pair, int32_t key, const VisibleKeys& keys) {
+  return (sees(keys, key) ? pair & 0xffffu : 0u) | (sees(keys, key + 1) ? pair & 0xffff0000u : 0u);
+}
+
+/**
+ * p.v of all rows over a leaf, where values of keys outside `keys` count as 0 whatever they are: 0 times a NaN that a row
+ * may not see would reach it.  The same products in the same order as MatrixWarp::values.
+ */
+template <class Shape, class T>
+static __device__ __noinline__ void values_of_token(uint32_t p_base, uint32_t v_base, int warp, int lane, int32_t leaf_key,
+                                             VisibleKeys keys, float* o) {
+  const int matrix = lane / 8, row = lane % 8, p_row = Shape::kRowTiles == 1 ? row : row + 8 * (matrix & 1);
+#pragma unroll 1
+  for (int tile = 0; tile < Shape::kTilesO; tile += 2) {
+    float d[2][4] = {};
+#pragma unroll 1
+    for (int step = 0; step < kLeaf / 16; ++step) {
+      uint32_t p[4], v[4];
+      load_matrices(p, p_base + chunk_offset<kLeaf * 2>(p_row, 2 * step + (matrix >> 1)));
+      if constexpr (Shape::kRowTiles == 1) p[1] = p[3] = 0;
+      load_matrices_transposed(v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
+                                                                        warp * Shape::kTilesO + tile + (matrix >> 1)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = seen_pair(v[i], leaf_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
+      multiply_add<T>(d[0], p[0], p[1], p[2], p[3], v[0], v[1]);
+      multiply_add<T>(d[1], p[0], p[1], p[2], p[3], v[2], v[3]);
+    }
+    for (int i = 0; i < 2; ++i)
+      for (int e = 0; e < 2 * Shape::kRowTiles; ++e) o[(tile + i) * 2 * Shape::kRowTiles + e] = d[i][e];
+  }
+}
+
 template <class Shape, class T>
 class MatrixWarp {
  public:
@@ -55,26 +138,27 @@ class MatrixWarp {
     while (walk.left > 0) {
       if (walk.new_set) open_set(walk.set);
       leaf_state(walk.set, walk.number);
-      const int32_t number = walk.number, last = walk.left == 1;
       const RowSet& set = walk.set;
-      const bool row_ends = number + 1 == set.num_leaves;
-      const int32_t begin = chunk_begin(set, number);
-      if (begin < entry) {
-        write_state(number - entry, leaf);
-      } else {
+      const int32_t number = walk.number, begin = chunk_begin(set, number);
+      const bool last = walk.left == 1, row_ends = number + 1 == set.num_leaves;
+      const bool single = begin < entry;  // its super-chunk began in another range
+      bool chunk_ends = false;
+      int32_t slot = number - entry;
+      if (!single) {
         if (number == begin) chunk.clear();
         chunk.fold(leaf);
-        const bool chunk_ends = number + 1 == chunk_end(set, number);
-        if (entry > 0) {
-          if (chunk_ends || last) write_state(slot_of(set, entry, begin), chunk);
-        } else {
-          if (chunk_ends) total.fold(chunk);
-          if (row_ends) {
-            write_rows(set);
-          } else if (last) {
-            if (!chunk_ends) write_state(prefix_slot(a.shape), chunk);
-            if (chunk_ends || begin > 0) write_state(row_slot(a.shape), total);
-          }
+        chunk_ends = number + 1 == chunk_end(set, number);
+        slot = entry > 0 ? slot_of(set, entry, begin) : prefix_slot(a.shape);
+        if (entry == 0 && chunk_ends) total.fold(chunk);
+      }
+      if (single || (entry > 0 ? chunk_ends || last : last && !chunk_ends)) {
+        write_state(slot, WarpState<Shape>::choose(single, leaf, chunk));
+      }
+      if (entry == 0) {
+        if (row_ends) {
+          write_rows(set);
+        } else if (last && (chunk_ends || begin > 0)) {
+          write_state(row_slot(a.shape), total);
         }
       }
       walk.step(a);
@@ -115,24 +199,24 @@ class MatrixWarp {
     for (int h = 0; h < kTiles; ++h) {
       const int32_t r_h = row_of_tile(h) < set.num_rows ? row_of_tile(h) : set.num_rows - 1;
       token[h] = (set.row_begin + r_h) / group;
-      seen[h] = keys_of_row(a, set, r_h);
+      seen[h] = keys_of_token(a, set.position, set.kv_len, token[h]);
     }
     first_token = set.row_begin / group;
     last_token = (set.row_begin + set.num_rows - 1) / group;
-    const VisibleKeys first = keys_of_row(a, set, 0), last = keys_of_row(a, set, set.num_rows - 1);
+    const VisibleKeys first = keys_of_token(a, set.position, set.kv_len, first_token);
+    const VisibleKeys last = keys_of_token(a, set.position, set.kv_len, last_token);
     all_see = {first.sink < last.sink ? first.sink : last.sink, last.begin, first.end};
     num_rows = set.num_rows;
   }
 
   __device__ __forceinline__ int row_of_tile(int h) const { return 8 * h + lane / 4; }
 
-  /** Element e of an accumulator belongs to row tile e / 2; as a key, it is number 2 * (lane % 4) + e % 2 of its tile. */
-  __device__ __forceinline__ int32_t key_of(int32_t first_key, int tile, int e) const {
-    return first_key + 8 * tile + 2 * (lane % 4) + (e & 1);
-  }
-
-  __device__ __forceinline__ static bool sees(const VisibleKeys& keys, int32_t key) {
-    return key < keys.sink || (key >= keys.begin && key < keys.end);
+  /** Which of this lane's keys are in `keys`. */
+  __device__ __forceinline__ uint32_t keys_seen(const VisibleKeys& keys, int32_t first_key) const {
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2 * Shape::kTilesS; ++i) bits |= static_cast<uint32_t>(sees(keys, first_key + key_in_tile(lane, i / 2, i))) << i;
+    return bits;
   }
 
   /** s = q.k for this warp's keys. */
@@ -159,26 +243,6 @@ class MatrixWarp {
     }
   }
 
-  /** Soft-cap and ALiBi, in the log2 domain. */
-  __device__ __forceinline__ void modify(float (&s)[Shape::kTilesS][4], const RowSet& set, int32_t first_key) {
-#pragma unroll
-    for (int h = 0; h < kTiles; ++h) {
-      const float* slopes = a.tensors.alibi_slopes;
-      const int32_t r_h = row_of_tile(h) < num_rows ? row_of_tile(h) : num_rows - 1;
-      const float slope = slopes ? slopes[place_of_row(a, set, kv_head, r_h).head] * kLog2E : 0.0f;
-      const int32_t position = set.position + token[h];
-#pragma unroll
-      for (int t = 0; t < Shape::kTilesS; ++t)
-#pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          float x = a.problem.softcap != 0.0f ? tanh_f32(s[t][e] * a.problem.softcap_scale) * a.problem.softcap_log2
-                                              : s[t][e] * a.problem.score_scale;
-          if (slopes) x = lane::fma(slope, static_cast<float>(key_of(first_key, t, e) - position), x);
-          s[t][e] = x;
-        }
-    }
-  }
-
   /** Fills `leaf` with the state of the walk's leaf. */
   __device__ __forceinline__ void leaf_state(const RowSet& set, int32_t number) {
     const int32_t leaf_key = leaf_of(set, number) * kLeaf;
@@ -194,25 +258,27 @@ class MatrixWarp {
 
     float c = a.problem.score_scale;
     if (a.problem.softcap != 0.0f || a.tensors.alibi_slopes) {
-      modify(s, set, first_key);
+      float modified[Shape::kTilesS][4];
+      memcpy(modified, s, sizeof(s));
+      modify_scores<Shape>(a, modified[0], lane, num_rows, set.row_begin, kv_head, set.position, first_key);
+      memcpy(s, modified, sizeof(s));
       c = 1.0f;
     }
     const bool whole = leaf_key + kLeaf <= all_see.sink || (leaf_key >= all_see.begin && leaf_key + kLeaf <= all_see.end);
     bool any[kTiles];
+    uint32_t visible[kTiles];  // bit 2 * tile + i: this lane's keys
     float largest[kTiles];
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
       const VisibleKeys& keys = seen[h];
       any[h] = whole || leaf_key < keys.sink ||
                (leaf_key < keys.end && leaf_key + kLeaf > keys.begin && keys.begin < keys.end);
+      visible[h] = whole ? ~0u : keys_seen(keys, first_key);
       largest[h] = any[h] ? kLowest : kEmpty;
 #pragma unroll
-      for (int t = 0; t < Shape::kTilesS; ++t)
-#pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          if (!whole && !sees(keys, key_of(first_key, t, e))) continue;
-          largest[h] = fmaxf(largest[h], s[t][e]);
-        }
+      for (int i = 0; i < 2 * Shape::kTilesS; ++i) {
+        largest[h] = fmaxf(largest[h], (visible[h] >> i) & 1 ? s[i / 2][2 * h + i % 2] : kEmpty);
+      }
       largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
       largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
       if (lane % 4 == 0) store_shared(Shape::warp_max(shared, warp, row_of_tile(h)), largest[h]);
@@ -233,7 +299,7 @@ class MatrixWarp {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           p[i] = exp2_fast(lane::fma(s[t][2 * h + i], c, -leaf.m[h]));
-          if (!whole && !sees(seen[h], key_of(first_key, t, i))) p[i] = 0.0f;
+          if (!((visible[h] >> (2 * t + i)) & 1)) p[i] = 0.0f;
           sum += p[i];
         }
         const uint32_t at = chunk_offset<kLeaf * 2>(row, warp * (kWarpKeys / 8) + t) + (lane % 4) * 4;
@@ -254,10 +320,19 @@ class MatrixWarp {
       sum += __shfl_xor_sync(~0u, sum, 1);
       leaf.l[h] = sum + __shfl_xor_sync(~0u, sum, 2);
     }
-    if (whole || first_token == last_token) {
-      values<false>(leaf.o, leaf_key, {});
-    } else {
-      values_by_token(set, leaf_key);
+    values();
+    if (!whole && first_token != last_token) {
+      float o[Shape::kTilesO][2 * kTiles];
+      for (int32_t t = first_token; t <= last_token; ++t) {
+        values_of_token<Shape, T>(Shape::p(shared), Shape::kv(shared, ring.stage), warp, lane, leaf_key,
+                                  keys_of_token(a, set.position, set.kv_len, t), o[0]);
+#pragma unroll
+        for (int i = 0; i < Shape::kTilesO; ++i)
+#pragma unroll
+          for (int e = 0; e < 2 * kTiles; ++e) {
+            if (token[e / 2] == t) leaf.o[i][e] = o[i][e];
+          }
+      }
     }
     __syncwarp();
     if (lane < kGroupWarps * kArrivingLanes) barrier_arrive(Shape::empty(shared, ring.stage, lane % kGroupWarps));
@@ -266,9 +341,8 @@ class MatrixWarp {
     ring.next();
   }
 
-  /** o = p.v over the leaf, for all rows; with kMasked, values of keys outside `keys` count as 0 whatever they are. */
-  template <bool kMasked>
-  __device__ __forceinline__ void values(float (&o)[Shape::kTilesO][2 * kTiles], int32_t leaf_key, const VisibleKeys& keys) {
+  /** o = p.v over the leaf. */
+  __device__ __forceinline__ void values() {
     float d[Shape::kTilesO][4];
 #pragma unroll
     for (int t = 0; t < Shape::kTilesO; ++t) d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.0f;
@@ -289,10 +363,6 @@ class MatrixWarp {
         uint32_t v[4];
         load_matrices_transposed(v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
                                                                           warp * Shape::kTilesO + t + (matrix >> 1)));
-        if constexpr (kMasked) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) v[i] = masked(v[i], leaf_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
-        }
         multiply_add<T>(d[t], p[0], p[1], p[2], p[3], v[0], v[1]);
         multiply_add<T>(d[t + 1], p[0], p[1], p[2], p[3], v[2], v[3]);
       }
@@ -300,28 +370,7 @@ class MatrixWarp {
 #pragma unroll
     for (int t = 0; t < Shape::kTilesO; ++t)
 #pragma unroll
-      for (int e = 0; e < 2 * kTiles; ++e) o[t][e] = d[t][e];
-  }
-
-  /** Two values, of keys `key` and the next: those outside `keys` replaced by 0. */
-  __device__ __forceinline__ static uint32_t masked(uint32_t pair, int32_t key, const VisibleKeys& keys) {
-    return (sees(keys, key) ? pair & 0xffffu : 0u) | (sees(keys, key + 1) ? pair & 0xffff0000u : 0u);
-  }
-
-  /** The same where rows see different keys: 0 times a NaN that a row may not see would reach it, so each token's rows get
-   * a product of their own. */
-  __device__ __forceinline__ void values_by_token(const RowSet& set, int32_t leaf_key) {
-#pragma unroll 1
-    for (int32_t t = first_token; t <= last_token; ++t) {
-      float o[Shape::kTilesO][2 * kTiles];
-      values<true>(o, leaf_key, visible_keys(a.problem.mask, set.kv_len - set.position, set.kv_len, t));
-#pragma unroll
-      for (int i = 0; i < Shape::kTilesO; ++i)
-#pragma unroll
-        for (int e = 0; e < 2 * kTiles; ++e) {
-          if (token[e / 2] == t) leaf.o[i][e] = o[i][e];
-        }
-    }
+      for (int e = 0; e < 2 * kTiles; ++e) leaf.o[t][e] = d[t][e];
   }
 
   /** Element of o of the first of an accumulator's pair. */
