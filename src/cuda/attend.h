@@ -10,7 +10,7 @@ namespace attnfold::cuda {
 
 /** Where a key's row is, in units of `unit_bytes`: page * page's units + token * token's units. */
 struct KvSteps {
-  int32_t page, token, unit_bytes;
+  uint32_t page, token, unit_bytes;
 };
 
 struct AttendArgs {

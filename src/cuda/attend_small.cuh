@@ -51,11 +51,11 @@ __global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm) attend_sma
   const int32_t range = static_cast<int32_t>(blockIdx.x / a.problem.kv_heads);
   const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps), lane = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x < kGroupThreads) {
-    if constexpr (Shape::kBlocksPerSm == 2) give_registers<64>();
+    if constexpr (Shape::kBlocksPerSm == 2) give_registers<80>();
     load_range<Shape>(a, shared, range, kv_head, warp, lane);
     write_empty_rows<T>(a, static_cast<int>(threadIdx.x));
   } else {
-    if constexpr (Shape::kBlocksPerSm == 2) take_registers<192>();
+    if constexpr (Shape::kBlocksPerSm == 2) take_registers<176>();
     MatrixWarp<Shape, T>(a, shared, range, kv_head, warp, lane).run();
   }
 }

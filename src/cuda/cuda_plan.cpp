@@ -44,14 +44,16 @@ int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
 /** The largest unit of which both strides are multiples, so that the place of any key fits in 32 bits. */
 Status kv_steps(const char* name, const View<const char>& view, bool ragged, int64_t num_pages, KvSteps* out) {
   const int64_t page = ragged ? 0 : view.stride_page, token = view.stride_token;
+  const auto unserved = [&](const char* expected) -> Status {
+    return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected " + expected + ", got " + std::to_string(page) +
+                                      " and " + std::to_string(token)};
+  };
+  if (page < 0 || token < 0) return unserved("strides of pages and tokens that are not negative on CUDA");
   const int64_t unit = std::max<int64_t>(std::gcd(page, token), 1);
-  const int64_t farthest = std::max(std::abs(page / unit) * num_pages, std::abs(token / unit));
-  if (farthest > INT32_MAX || unit > INT32_MAX / 2) {
-    return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected strides whose multiples count every row in 31 bits, got " +
-                                      std::to_string(page) + " and " + std::to_string(token)};
-  }
-  *out = {static_cast<int32_t>(ragged ? token / unit : page / unit), static_cast<int32_t>(token / unit),
-          static_cast<int32_t>(2 * unit)};
+  if (std::max(page / unit * num_pages, token / unit) > INT32_MAX || unit > INT32_MAX / 2)
+    return unserved("strides whose multiples count every row in 31 bits");
+  *out = {static_cast<uint32_t>(ragged ? token / unit : page / unit), static_cast<uint32_t>(token / unit),
+          static_cast<uint32_t>(2 * unit)};
   return {};
 }
 

@@ -30,17 +30,28 @@ __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& w
   return source;
 }
 
-/** Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements. */
+/** A pointer that the compiler keeps as it is, where it would add its parts up anew at each use. */
+__device__ __forceinline__ const char* kept(const char* p) {
+  asm volatile("mov.u64 %0, %0;" : "+l"(p));
+  return p;
+}
+
+/**
+ * Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements.
+ *
+ * Lanes stand in groups, as many as share a row's chunks; group g takes keys [g n, (g+1) n), one at each step, so that the
+ * step alone says which lane knows the key's place.  Three instructions for each 16 bytes of a lane.
+ */
 template <class Shape>
 class KeyCopier {
  public:
-  __device__ __forceinline__ KeyCopier(const AttendArgs& a, int32_t kv_head, int warp_in, int lane)
-      : chunk(lane % kLanesPerKey), first(lane / kLanesPerKey), warp(warp_in), inside(chunk * 8 < a.problem.head_dim_vo) {
-    k = a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16;
-    v = a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16;
+  __device__ __forceinline__ KeyCopier(const AttendArgs& a, int32_t kv_head, int warp, int lane)
+      : chunk(lane % kGroupLanes), first_row(warp * kWarpKeys + lane / kGroupLanes * kSteps),
+        inside(chunk * 8 < a.problem.head_dim_vo), full_width(a.problem.head_dim_vo == Shape::kDim) {
+    k = kept(a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16);
+    v = kept(a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16);
 #pragma unroll
-    for (int i = 0; i < kPhases; ++i)
-      offset[i] = chunk_offset<Shape::kPitch>(warp * kWarpKeys + i * kKeysPerStep + first, chunk);
+    for (int i = 0; i < kPhases; ++i) offset[i] = chunk_offset<Shape::kPitch>(first_row + i, chunk);
   }
 
   __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source, uint32_t stage) const {
@@ -51,32 +62,36 @@ class KeyCopier {
   }
 
  private:
-  static constexpr int kLanesPerKey = Shape::kPitch / 16 < 32 ? Shape::kPitch / 16 : 32;
-  static constexpr int kKeysPerStep = 32 / kLanesPerKey;
-  static constexpr int kPhases = 8 / kKeysPerStep;  // after 8 rows the exchange of chunks repeats
+  static constexpr int kGroupLanes = Shape::kPitch / 16 < 32 ? Shape::kPitch / 16 : 32;
+  static constexpr int kSteps = kWarpKeys / (32 / kGroupLanes);
+  static constexpr int kPhases = 8;  // after 8 rows the exchange of chunks repeats
 
   __device__ __forceinline__ void copy(const char* base, const KvSteps& steps, const KeySource& source, uint32_t stage) const {
-    const int32_t mine = source.page * steps.page + source.token * steps.token;
+    // Keys stand in lanes in order; step i of group g needs the place of key g * kSteps + i.
+    const uint32_t place = static_cast<uint32_t>(source.page) * steps.page + static_cast<uint32_t>(source.token) * steps.token;
     const uint32_t seen = __ballot_sync(~0u, source.seen);
-    if (seen == ~0u) {
+    if (seen == ~0u && full_width) {
+      uint32_t to[kPhases];
 #pragma unroll
-      for (int i = 0; i < kWarpKeys / kKeysPerStep; ++i) {
-        const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, mine, i * kKeysPerStep + first)) * steps.unit_bytes;
-        if (inside) copy_16(stage + i / kPhases * (8 * Shape::kPitch) + offset[i % kPhases], base + at);
+      for (int i = 0; i < kPhases; ++i) to[i] = stage + offset[i];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const uint32_t at = __shfl_sync(~0u, place, i, kSteps);
+        copy_16(to[i % kPhases] + i / kPhases * (8 * Shape::kPitch), base + static_cast<uint64_t>(at) * steps.unit_bytes);
       }
       return;
     }
-#pragma unroll 1
-    for (int i = 0; i < kWarpKeys; i += kKeysPerStep) {
-      const int key = i + first;
-      const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, source.seen ? mine : 0, key)) * steps.unit_bytes;
-      const uint32_t to = stage + chunk_offset<Shape::kPitch>(warp * kWarpKeys + key, chunk);
-      if (inside) copy_16_or_zeros(to, base + at, (seen >> key) & 1);
+#pragma unroll 2
+    for (int i = 0; i < kSteps; ++i) {
+      const uint32_t at = __shfl_sync(~0u, source.seen ? place : 0, i, kSteps);
+      const bool valid = (seen >> (threadIdx.x % 32 / kSteps * kSteps + i)) & 1;
+      if (inside)
+        copy_16_or_zeros(stage + chunk_offset<Shape::kPitch>(first_row + i, chunk), base + static_cast<uint64_t>(at) * steps.unit_bytes, valid);
     }
   }
 
-  const int chunk, first, warp;
-  const bool inside;  // the head dim
+  const int chunk, first_row;
+  const bool inside, full_width;  // this lane's chunk lies in the head dim; all lanes' do
   const char *k, *v;
   uint32_t offset[kPhases];
 };
