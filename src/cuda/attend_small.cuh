@@ -31,7 +31,7 @@ __device__ __forceinline__ void init_shared(uint32_t shared, int32_t head_dim) {
         barrier_init(Shape::empty(shared, i, w), kGroupWarps * kArrivingLanes);
       }
     }
-    for (int i = 0; i < Shape::kStagesQ; ++i) barrier_init(Shape::full_q(shared, i), 32);
+    for (int i = 0; i < Shape::kStagesQ; ++i) barrier_init(Shape::full_q(shared, i), kGroupThreads);
   }
   if (head_dim < Shape::kDim) {  // elements that no copy fills
     const uint32_t bytes = offsetof(typename Shape::Shared, p);  // of k, v and q
@@ -45,8 +45,6 @@ __global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm) attend_sma
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
   init_shared<Shape>(shared, a.problem.head_dim_vo);
-  wait_for_previous_kernels();
-  let_next_kernel_start();
   const int32_t kv_head = static_cast<int32_t>(blockIdx.x % a.problem.kv_heads);
   const int32_t range = static_cast<int32_t>(blockIdx.x / a.problem.kv_heads);
   const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps), lane = static_cast<int>(threadIdx.x % 32);

@@ -17,7 +17,7 @@ constexpr int kFoldTasks = 4;       // super-chunks of one warp at a time
 /** The states of one super-chunk, one for each of the first lanes. */
 struct ChunkStates {
   int32_t count;
-  int64_t row;  // of this lane's state, in rows
+  int32_t row;  // of this lane's state, in rows
 };
 
 /** A row that several ranges share, and what of it is left to fold. */
@@ -56,53 +56,86 @@ __device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const in
   const int32_t range = lane == 0 ? leader : range_at(cuts, num_ranges, start + number);
   int32_t slot = prefix_slot(a.shape);
   if (range != r.first_range) slot = slot_of(r.set, cuts[range] - start, number);
-  states.row = state_row(a, range, r.kv_head, slot, r.row);
+  states.row = static_cast<int32_t>(state_row(a, range, r.kv_head, slot, r.row));
   return states;
 }
 
-/** m, l and some elements of a row's state. */
-template <class Elements>
-struct Accumulator {
-  float m = kEmpty, l = 0.0f;
-  Elements o{};
-
-  __device__ __forceinline__ void fold(float m_b, float l_b, const Elements& b) {
-    if (m_b == kEmpty) return;
-    const FoldStep step = fold_step_fast(m, m_b);
-    l = fold_value(step, l, l_b);
-    fold_elements(step, b);
-    if (step.b_leads) m = m_b;
-  }
-
- private:
-  __device__ __forceinline__ void fold_elements(FoldStep step, float b) { o = fold_value(step, o, b); }
-  __device__ __forceinline__ void fold_elements(FoldStep step, const float4& b) {
-    o.x = fold_value(step, o.x, b.x);
-    o.y = fold_value(step, o.y, b.y);
-    o.z = fold_value(step, o.z, b.z);
-    o.w = fold_value(step, o.w, b.w);
-  }
+/**
+ * How a row folds one state after the other into what came before: worked out for up to 32 states at once, one in each
+ * lane, since only their maxima take part.  fold_step() state by state gives the same.
+ */
+struct FoldSteps {
+  float scale;          // of this lane's step
+  uint32_t leads, live;  // bit i: state i has the larger maximum; it saw a key
+  float m;              // after all of them
 };
 
-/** Folds the further states of a super-chunk into its first.  A call: its instructions are many, and used by few. */
-static __device__ __noinline__ void fold_chunk(const float* o4, int32_t width, bool inside, ChunkStates states, float2 ml,
-                                        int lane, float4* chunk_o, float2* chunk_ml) {
-  Accumulator<float4> chunk;
+__device__ __forceinline__ FoldSteps fold_steps(float m, float m_before, int lane) {
+  float largest = m;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float left = __shfl_up_sync(~0u, largest, d);
+    if (lane >= d) largest = fmaxf(largest, left);
+  }
+  largest = fmaxf(largest, m_before);
+  float before = __shfl_up_sync(~0u, largest, 1);
+  if (lane == 0) before = m_before;
+  const FoldStep step = fold_step_fast(before, m);
+  return {step.scale, __ballot_sync(~0u, step.b_leads), __ballot_sync(~0u, m != kEmpty), __shfl_sync(~0u, largest, 31)};
+}
+
+/** Step i of `steps` for one number. */
+__device__ __forceinline__ float fold_number(const FoldSteps& steps, float scale, int i, float a, float b) {
+  if (!((steps.live >> i) & 1)) return a;
+  return fold_value({((steps.leads >> i) & 1) != 0, scale}, a, b);
+}
+
+/** Folds the states of a super-chunk: four elements a lane.  All loads are in flight together. */
+__device__ __forceinline__ void fold_chunk(const AttendArgs& a, const float* o4, bool inside, const ChunkStates& states,
+                                           int lane, float4* chunk_o, float2* chunk_ml) {
+  const float2 ml = lane < states.count ? __ldcg(a.state_ml + states.row) : make_float2(kEmpty, 0.0f);
   float4 o[kSuperChunk];
 #pragma unroll
-  for (int i = 1; i < kSuperChunk; ++i) {
-    const int64_t at = __shfl_sync(~0u, states.row, i);
-    if (i < states.count && inside) o[i] = __ldcg(reinterpret_cast<const float4*>(o4 + at * width));
+  for (int i = 0; i < kSuperChunk; ++i) {
+    const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, states.row, i)) * a.problem.head_dim_vo;
+    o[i] = make_float4(0, 0, 0, 0);
+    if (i < states.count && inside) o[i] = __ldcg(reinterpret_cast<const float4*>(o4 + at));
   }
-  __syncwarp();
-  chunk.fold(__shfl_sync(~0u, ml.x, 0), __shfl_sync(~0u, ml.y, 0), chunk_o[lane]);
+  const FoldSteps steps = fold_steps(ml.x, kEmpty, lane);
+  float4 sum = make_float4(0, 0, 0, 0);
+  float l = 0.0f;
 #pragma unroll
-  for (int i = 1; i < kSuperChunk; ++i) {
-    const float m = __shfl_sync(~0u, ml.x, i), l = __shfl_sync(~0u, ml.y, i);
-    if (i < states.count) chunk.fold(m, l, inside ? o[i] : make_float4(0, 0, 0, 0));
+  for (int i = 0; i < kSuperChunk; ++i) {
+    const float scale = __shfl_sync(~0u, steps.scale, i);
+    l = fold_number(steps, scale, i, l, __shfl_sync(~0u, ml.y, i));
+    sum.x = fold_number(steps, scale, i, sum.x, o[i].x);
+    sum.y = fold_number(steps, scale, i, sum.y, o[i].y);
+    sum.z = fold_number(steps, scale, i, sum.z, o[i].z);
+    sum.w = fold_number(steps, scale, i, sum.w, o[i].w);
   }
-  chunk_o[lane] = chunk.o;
-  if (lane == 0) *chunk_ml = make_float2(chunk.m, chunk.l);
+  chunk_o[lane] = sum;
+  if (lane == 0) *chunk_ml = make_float2(steps.m, l);
+}
+
+/** One number of a row: what has been folded of it. */
+struct RowSum {
+  float m = kEmpty, l = 0.0f, o = 0.0f;
+};
+
+/** Folds `count` super-chunks into a row: one element a lane. */
+__device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float2* chunk_ml, const float* o, int lane) {
+  for (int32_t base = 0; base < count; base += 32) {
+    const float2 ml = base + lane < count ? chunk_ml[base + lane] : make_float2(kEmpty, 0.0f);
+    const FoldSteps steps = fold_steps(ml.x, row.m, lane);
+    const int32_t n = count - base < 32 ? count - base : 32;
+#pragma unroll 4
+    for (int i = 0; i < n; ++i) {
+      const float scale = __shfl_sync(~0u, steps.scale, i);
+      row.l = fold_number(steps, scale, i, row.l, __shfl_sync(~0u, ml.y, i));
+      row.o = fold_number(steps, scale, i, row.o, o[(base + i) * kFoldElements]);
+    }
+    row.m = steps.m;
+  }
 }
 
 template <class T, int kWarps>
@@ -129,50 +162,51 @@ __global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant
   ChunkStates states[kFoldTasks];
 #pragma unroll
   for (int t = 0; t < kFoldTasks; ++t) {
+    states[t].count = 0;
     const int32_t task = t * kWarps + warp;
     if (task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
   }
   wait_for_previous_kernels();
 
-  Accumulator<float> total;
+  RowSum sum;
   if (r.whole > 0) {
     const int64_t at = state_row(a, r.first_range, kv_head, row_slot(a.shape), row);
     const float2 ml = __ldcg(a.state_ml + at);
-    total.fold(ml.x, ml.y, mine ? __ldcg(a.state_o + at * width + element) : 0.0f);
+    sum = {ml.x, ml.y, mine ? __ldcg(a.state_o + at * width + element) : 0.0f};
   }
   for (int32_t batch = 0; batch < r.num_chunks; batch += kBatch) {
-    // The first state of each super-chunk, often the only one: all loads in flight together.
-    float2 ml[kFoldTasks];
+    // Super-chunks of one state: only moved, all loads in flight together.
 #pragma unroll
     for (int t = 0; t < kFoldTasks; ++t) {
       const int32_t task = batch + t * kWarps + warp;
-      if (task >= r.num_chunks) break;
-      if (batch > 0) states[t] = find_states(a, cuts, r, task, lane);
-      ml[t] = lane < states[t].count ? __ldcg(a.state_ml + states[t].row) : make_float2(kEmpty, 0.0f);
+      if (batch > 0) {
+        states[t].count = 0;
+        if (task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
+      }
+      if (states[t].count != 1) continue;
       const int64_t at = __shfl_sync(~0u, states[t].row, 0);
-      chunk_o[task - batch][lane] = inside4 ? __ldcg(reinterpret_cast<const float4*>(o4 + at * width)) : make_float4(0, 0, 0, 0);
-      if (lane == 0) chunk_ml[task - batch] = ml[t];
+      if (inside4) chunk_o[task - batch][lane] = __ldcg(reinterpret_cast<const float4*>(o4 + at * width));
+      if (lane == 0) chunk_ml[task - batch] = __ldcg(a.state_ml + at);
     }
-#pragma unroll
+#pragma unroll 1
     for (int t = 0; t < kFoldTasks; ++t) {
-      const int32_t task = batch + t * kWarps + warp;
-      if (task >= r.num_chunks) break;
-      if (states[t].count > 1) fold_chunk(o4, width, inside4, states[t], ml[t], lane, chunk_o[task - batch], chunk_ml + task - batch);
+      const int32_t at = t * kWarps + warp;
+      ChunkStates some = states[0];
+      if (t == 1) some = states[1];
+      if (t == 2) some = states[2];
+      if (t == 3) some = states[3];
+      if (some.count > 1) fold_chunk(a, o4, inside4, some, lane, chunk_o[at], chunk_ml + at);
     }
     __syncthreads();
-    if (warp < kFoldElements / 32) {
-      const int32_t count = r.num_chunks - batch < kBatch ? r.num_chunks - batch : kBatch;
-#pragma unroll 8
-      for (int i = 0; i < count; ++i) {
-        total.fold(chunk_ml[i].x, chunk_ml[i].y, reinterpret_cast<const float*>(chunk_o[i])[32 * warp + lane]);
-      }
-    }
+    const int32_t count = r.num_chunks - batch < kBatch ? r.num_chunks - batch : kBatch;
+    if (warp < kFoldElements / 32)
+      fold_row(sum, count, chunk_ml, reinterpret_cast<const float*>(chunk_o) + 32 * warp + lane, lane);
     __syncthreads();
   }
   if (warp >= kFoldElements / 32) return;
   const RowPlace at = place_of_row(a, r.set, kv_head, row);
-  const RowEnd end = finish_row(a, at.head, total.m, total.l);
-  if (mine) write_one<T>(a, o_offset(a, at) + element, total.o * end.factor);
+  const RowEnd end = finish_row(a, at.head, sum.m, sum.l);
+  if (mine) write_one<T>(a, o_offset(a, at) + element, sum.o * end.factor);
   if (first == 0 && threadIdx.x == 0) write_lse(a, at, end.lse);
 }
 

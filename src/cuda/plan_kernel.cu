@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
     *a.schedule.counts = n;
     *a.schedule.num_shared = num_shared;
   }
+  __threadfence();  // the next kernel may read before it has waited for this one
 }
 
 }  // namespace

@@ -20,13 +20,13 @@ __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& w
   KeySource source{0, 0, key < keys.sink || (key >= keys.begin && key < keys.end)};
   if (!source.seen) return source;
   if (a.problem.ragged) {
-    source.page = a.lengths.kv_indptr[walk.set.request];
+    source.page = __ldcg(a.lengths.kv_indptr + walk.set.request);
     source.token = key;
     return source;
   }
   const int32_t page = key / a.problem.page_size;
   source.token = key - page * a.problem.page_size;
-  source.page = pages_of(a.lengths, walk.set.request)[page];
+  source.page = __ldcg(pages_of(a.lengths, walk.set.request) + page);
   return source;
 }
 
@@ -96,14 +96,14 @@ class KeyCopier {
   uint32_t offset[kPhases];
 };
 
-/** Copies the rows of q of the walk's row set; rows that it lacks become 0. */
+/** Copies a loader warp's share of the rows of q of a row set; rows that it lacks become 0. */
 template <class Shape>
-__device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set, int32_t kv_head, int lane,
+__device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set, int32_t kv_head, int warp, int lane,
                                              uint32_t to) {
   constexpr int kChunks = Shape::kPitch / 16;
   const View<const char>& q = a.tensors.q;
 #pragma unroll 1
-  for (int i = lane; i < Shape::kRows * kChunks; i += 32) {
+  for (int i = warp * 32 + lane; i < Shape::kRows * kChunks; i += kGroupThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     if (chunk * 8 >= a.problem.head_dim_qk) continue;
     const bool valid = row < set.num_rows;
@@ -113,34 +113,40 @@ __device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& 
   }
 }
 
+/** Everything that the loaders do of a range.  Called before the kernel waits for those before it: what the last update
+ * left behind is read at once, tensors only after the wait. */
 template <class Shape>
 __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, int32_t range, int32_t kv_head, int warp,
                                            int lane) {
   Walk walk(a, range);
-  if (walk.left <= 0) return;
+  VisibleKeys keys{};
+  KeySource source{};
+  if (walk.left > 0) {
+    keys = seen_by_any(a.shape, a.problem.mask, walk.set);
+    source = find_key(a, walk, keys, warp, lane);
+  }
   const KeyCopier<Shape> copier(a, kv_head, warp, lane);
   Ring<Shape::kStages> ring;
   Ring<Shape::kStagesQ> q;
-  VisibleKeys keys = seen_by_any(a.shape, a.problem.mask, walk.set);
-  KeySource source = find_key(a, walk, keys, warp, lane);
+  wait_for_previous_kernels();
+  let_next_kernel_start();
   while (walk.left > 0) {
     const KeySource here = source;
-    if (walk.new_set && warp == 0) {
+    barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
+    copier.copy_k(a, here, Shape::kv(shared, ring.stage));
+    barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
+    if (walk.new_set) {
       // The matrix warps are done with this stage: they have freed a leaf that came after its rows.
-      barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
-      copy_queries<Shape>(a, walk.set, kv_head, lane, Shape::q(shared, q.stage));
+      copy_queries<Shape>(a, walk.set, kv_head, warp, lane, Shape::q(shared, q.stage));
       barrier_arrive_after_copies(Shape::full_q(shared, q.stage));
       q.next();
     }
+    ring.next();
     walk.step(a);
     if (walk.left > 0) {  // page ids are asked for a leaf ahead
       if (walk.new_set) keys = seen_by_any(a.shape, a.problem.mask, walk.set);
       source = find_key(a, walk, keys, warp, lane);
     }
-    barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
-    copier.copy_k(a, here, Shape::kv(shared, ring.stage));
-    barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
-    ring.next();
     barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
     copier.copy_v(a, here, Shape::kv(shared, ring.stage));
     barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));

@@ -132,6 +132,8 @@ class MatrixWarp {
 
   __device__ __forceinline__ void run() {
     Walk walk(a, range);
+    wait_for_previous_kernels();  // before it writes a state that they may still read
+    let_next_kernel_start();
     if (walk.left <= 0) return;
     int32_t entry = walk.number;  // where the range enters the row set
     total.clear();

@@ -82,6 +82,19 @@ struct Ring {
   }
 };
 
+/** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one has waited for it. */
+template <class T>
+__device__ __forceinline__ T load_from_l2(const T* from) {
+  static_assert(sizeof(T) % 16 == 0 && alignof(T) == 16);
+  union {
+    uint4 words[sizeof(T) / 16];
+    T value;
+  } r;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(T) / 16; ++i) r.words[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+  return r.value;
+}
+
 /** A worker's way along its range, leaf by leaf. */
 struct Walk {
   RowSet set, next_set;
@@ -89,7 +102,7 @@ struct Walk {
   bool new_set = true;
 
   __device__ __forceinline__ Walk(const AttendArgs& a, int32_t index) {
-    const Range range = a.schedule.ranges[index];
+    const Range range = load_from_l2(a.schedule.ranges + index);
     set = range.set;
     set_index = range.set_index;
     number = range.number;
@@ -108,7 +121,7 @@ struct Walk {
 
  private:
   __device__ __forceinline__ void prefetch(const AttendArgs& a) {
-    if (left > set.num_leaves - number) next_set = a.schedule.sets[set_index + 1];
+    if (left > set.num_leaves - number) next_set = load_from_l2(a.schedule.sets + set_index + 1);
   }
 };
 
