@@ -24,6 +24,12 @@ struct AttendArgs {
   float2* state_ml;  // [num_ranges, kv_heads, slots, set_rows]: m and l
 };
 
+/** A block of the second kernel (cuda/fold_states.cuh) has warps_per_row warps for each of its rows. */
+struct FoldArgs {
+  AttendArgs attend;
+  int32_t warps_per_row;
+};
+
 /** Index of a row of a state, in rows. */
 ATTNFOLD_HD inline int64_t state_row(const AttendArgs& a, int32_t range, int32_t kv_head, int32_t slot, int32_t row) {
   return ((static_cast<int64_t>(range) * a.problem.kv_heads + kv_head) * a.shape.slots + slot) * a.shape.set_rows + row;

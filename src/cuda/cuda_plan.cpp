@@ -16,6 +16,7 @@ namespace attnfold::cuda {
 namespace {
 
 constexpr int32_t kMaxSetRows = 16;  // of the small-row kernel
+constexpr int64_t kFewRows = 64;     // shared rows up to which one element in a lane is faster than four
 
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
   for (int i = 0; i < 8; ++i)
@@ -82,7 +83,7 @@ class CudaPlan final : public AnyPlan {
   Status reserve(const attnfold_execution& execution);
   Status load_kernels();
   int64_t max_leaves() const;
-  const FoldKernel& fold_kernel(int64_t num_blocks) const;
+  Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
   Status check_updated() const;
   Status read_schedule(HostSchedule* out) const;
 
@@ -91,7 +92,7 @@ class CudaPlan final : public AnyPlan {
   const KernelRow* row_ = nullptr;
   SmallKernel small_{};
   KernelList kernels_{};
-  int device_ = 0;
+  int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
   DeviceMemory memory_;
   RangeSchedule schedule_{};
@@ -152,9 +153,8 @@ int64_t CudaPlan::max_leaves() const {
 }
 
 Status CudaPlan::reserve(const attnfold_execution& execution) {
-  int num_sms = 0;
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
-  const int32_t workers = execution.num_workers ? execution.num_workers : num_sms * small_.blocks_per_sm;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_));
+  const int32_t workers = execution.num_workers ? execution.num_workers : num_sms_ * small_.blocks_per_sm;
   shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
                                             : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
@@ -196,9 +196,8 @@ Status CudaPlan::load_kernels() {
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(small_.shared_bytes)));
   cudaFuncAttributes attributes;
-  for (int32_t i = 0; i < kernels_.num_fold; ++i) {
-    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold[i].fold));
-  }
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold_few.fold));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold_many.fold));
   return {};
 }
 
@@ -224,10 +223,27 @@ Status CudaPlan::check_updated() const {
   return invalid("plan", "a successful attnfold_plan_update before", "none");
 }
 
-const FoldKernel& CudaPlan::fold_kernel(int64_t num_blocks) const {
-  // Many warps shorten a long row; many rows fill the device with few.
-  const bool long_rows = shape_.slots > slots_needed(4 * kSuperChunk);
-  return kernels_.fold[long_rows && num_blocks <= 132 ? 1 : 0];
+/** Launches the second kernel, for at most `shared` row sets. */
+Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const {
+  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows;
+  const FoldKernel& kernel = rows <= kFewRows ? kernels_.fold_few : kernels_.fold_many;
+  // As many warps to a row as it may have super-chunks, as long as all warps find room at once.
+  const int64_t max_chunks = shape_.slots - slots_needed(0) + 1;
+  FoldArgs fold{args, 1};
+  while (fold.warps_per_row < kernel.warps && fold.warps_per_row < max_chunks &&
+         (rows <= kFewRows || 2 * rows * fold.warps_per_row <= num_sms_ * 16)) {
+    fold.warps_per_row *= 2;
+  }
+  const int32_t rows_per_block = kernel.warps / fold.warps_per_row;
+  const int32_t row_groups = (shape_.set_rows + rows_per_block - 1) / rows_per_block;
+  const int32_t width = 32 * kernel.per_lane;
+  config.gridDim = dim3(static_cast<unsigned>(shared), static_cast<unsigned>(problem_.kv_heads * row_groups),
+                        static_cast<unsigned>((problem_.head_dim_vo + width - 1) / width));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.warps * 32));
+  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t);
+  void* parameters[] = {&fold};
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel.fold, parameters));
+  return {};
 }
 
 Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes, void* stream) const {
@@ -272,13 +288,7 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
       schedule_.max_sets, lengths_.batch + static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows);
   const int64_t shared = std::min<int64_t>(shape_.num_ranges - 1, sets);
   if (shared == 0) return {};
-  const unsigned rows = static_cast<unsigned>(problem_.kv_heads * shape_.set_rows);
-  const FoldKernel& fold = fold_kernel(shared * rows);
-  config.gridDim = dim3(static_cast<unsigned>(shared), rows, static_cast<unsigned>((problem_.head_dim_vo + 127) / 128));
-  config.blockDim = dim3(static_cast<unsigned>(fold.warps * 32));
-  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t);
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, fold.fold, parameters));
-  return {};
+  return launch_fold(args, shared, config);
 }
 
 Status CudaPlan::read_schedule(HostSchedule* out) const {

@@ -1,8 +1,9 @@
 // The second kernel of a run: folds the states that cuts left behind, in canonical order, and writes those rows.
 //
-// One block finishes one row (of one kv head and shared row set) in 128 elements.  Each warp folds the states of up to
-// four super-chunks at a time, all of their loads in flight together; then four warps fold the super-chunks, 32 elements
-// each.  Bytes: every state once, from L2.
+// A warp folds the states of a super-chunk of one row (of one kv head and shared row set), with one element of o in each
+// lane or four, all of their loads in flight together.  The warps of a row share its super-chunks; then the first of them
+// folds those.  A single warp's instructions are what takes the time: few long rows are spread over many warps and blocks,
+// many short ones over few.  Bytes: every state once, from L2.
 #pragma once
 
 #include "cuda/attend.h"
@@ -11,8 +12,7 @@
 
 namespace attnfold::cuda {
 
-constexpr int kFoldElements = 128;  // of a row, for one block
-constexpr int kFoldTasks = 4;       // super-chunks of one warp at a time
+constexpr int kFoldTasks = 4;  // super-chunks of one warp at a time
 
 /** The states of one super-chunk, one for each of the first lanes. */
 struct ChunkStates {
@@ -65,9 +65,9 @@ __device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const in
  * lane, since only their maxima take part.  fold_step() state by state gives the same.
  */
 struct FoldSteps {
-  float scale;          // of this lane's step
-  uint32_t leads, live;  // bit i: state i has the larger maximum; it saw a key
-  float m;              // after all of them
+  float scale;     // of this lane's step; 0 for a state without keys, which changes nothing
+  uint32_t leads;  // bit i: state i has the larger maximum
+  float m;         // after all of them
 };
 
 __device__ __forceinline__ FoldSteps fold_steps(float m, float m_before, int lane) {
@@ -81,133 +81,152 @@ __device__ __forceinline__ FoldSteps fold_steps(float m, float m_before, int lan
   float before = __shfl_up_sync(~0u, largest, 1);
   if (lane == 0) before = m_before;
   const FoldStep step = fold_step_fast(before, m);
-  return {step.scale, __ballot_sync(~0u, step.b_leads), __ballot_sync(~0u, m != kEmpty), __shfl_sync(~0u, largest, 31)};
+  return {m == kEmpty ? 0.0f : step.scale, __ballot_sync(~0u, step.b_leads), __shfl_sync(~0u, largest, 31)};
 }
 
-/** Step i of `steps` for one number. */
-__device__ __forceinline__ float fold_number(const FoldSteps& steps, float scale, int i, float a, float b) {
-  if (!((steps.live >> i) & 1)) return a;
-  return fold_value({((steps.leads >> i) & 1) != 0, scale}, a, b);
-}
+/** kPerLane neighbouring elements of o. */
+template <int kPerLane>
+struct Elements {
+  float x[kPerLane] = {};
 
-/** Folds the states of a super-chunk: four elements a lane.  All loads are in flight together. */
-__device__ __forceinline__ void fold_chunk(const AttendArgs& a, const float* o4, bool inside, const ChunkStates& states,
-                                           int lane, float4* chunk_o, float2* chunk_ml) {
+  __device__ __forceinline__ static Elements load(const float* from) {
+    Elements r;
+    if constexpr (kPerLane == 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+      r.x[0] = v.x, r.x[1] = v.y, r.x[2] = v.z, r.x[3] = v.w;
+    } else {
+      r.x[0] = __ldcg(from);
+    }
+    return r;
+  }
+  __device__ __forceinline__ void fold(FoldStep step, const Elements& b) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) x[i] = fold_value(step, x[i], b.x[i]);
+  }
+};
+
+/** Folds the states of a super-chunk, the elements at `o` in each lane. */
+template <int kPerLane>
+__device__ __forceinline__ void fold_chunk(const AttendArgs& a, const float* o, bool inside, const ChunkStates& states,
+                                           int lane, Elements<kPerLane>* chunk_o, float2* chunk_ml) {
   const float2 ml = lane < states.count ? __ldcg(a.state_ml + states.row) : make_float2(kEmpty, 0.0f);
-  float4 o[kSuperChunk];
+  Elements<kPerLane> values[kSuperChunk];
 #pragma unroll
   for (int i = 0; i < kSuperChunk; ++i) {
     const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, states.row, i)) * a.problem.head_dim_vo;
-    o[i] = make_float4(0, 0, 0, 0);
-    if (i < states.count && inside) o[i] = __ldcg(reinterpret_cast<const float4*>(o4 + at));
+    if (i < states.count && inside) values[i] = Elements<kPerLane>::load(o + at);
   }
   const FoldSteps steps = fold_steps(ml.x, kEmpty, lane);
-  float4 sum = make_float4(0, 0, 0, 0);
+  Elements<kPerLane> sum;
   float l = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSuperChunk; ++i) {
-    const float scale = __shfl_sync(~0u, steps.scale, i);
-    l = fold_number(steps, scale, i, l, __shfl_sync(~0u, ml.y, i));
-    sum.x = fold_number(steps, scale, i, sum.x, o[i].x);
-    sum.y = fold_number(steps, scale, i, sum.y, o[i].y);
-    sum.z = fold_number(steps, scale, i, sum.z, o[i].z);
-    sum.w = fold_number(steps, scale, i, sum.w, o[i].w);
+    const FoldStep step{((steps.leads >> i) & 1) != 0, __shfl_sync(~0u, steps.scale, i)};
+    l = fold_value(step, l, __shfl_sync(~0u, ml.y, i));
+    sum.fold(step, values[i]);
   }
   chunk_o[lane] = sum;
   if (lane == 0) *chunk_ml = make_float2(steps.m, l);
 }
 
-/** One number of a row: what has been folded of it. */
+/** What has been folded of a row: this lane's elements of o. */
+template <int kPerLane>
 struct RowSum {
-  float m = kEmpty, l = 0.0f, o = 0.0f;
+  float m = kEmpty, l = 0.0f;
+  Elements<kPerLane> o;
 };
 
-/** Folds `count` super-chunks into a row: one element a lane. */
-__device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float2* chunk_ml, const float* o, int lane) {
+/** Folds `count` super-chunks into a row. */
+template <int kPerLane>
+__device__ __forceinline__ void fold_row(RowSum<kPerLane>& row, int32_t count, const float2* chunk_ml,
+                                         const Elements<kPerLane> (*chunk_o)[32], int lane) {
   for (int32_t base = 0; base < count; base += 32) {
     const float2 ml = base + lane < count ? chunk_ml[base + lane] : make_float2(kEmpty, 0.0f);
     const FoldSteps steps = fold_steps(ml.x, row.m, lane);
     const int32_t n = count - base < 32 ? count - base : 32;
 #pragma unroll 4
     for (int i = 0; i < n; ++i) {
-      const float scale = __shfl_sync(~0u, steps.scale, i);
-      row.l = fold_number(steps, scale, i, row.l, __shfl_sync(~0u, ml.y, i));
-      row.o = fold_number(steps, scale, i, row.o, o[(base + i) * kFoldElements]);
+      const FoldStep step{((steps.leads >> i) & 1) != 0, __shfl_sync(~0u, steps.scale, i)};
+      row.l = fold_value(step, row.l, __shfl_sync(~0u, ml.y, i));
+      row.o.fold(step, chunk_o[base + i][lane]);
     }
     row.m = steps.m;
   }
 }
 
-template <class T, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32) fold_states(const __grid_constant__ AttendArgs a) {
-  constexpr int kBatch = kWarps * kFoldTasks;
-  __shared__ float4 chunk_o[kBatch][kFoldElements / 4];
-  __shared__ float2 chunk_ml[kBatch];
+template <class T, int kWarps, int kPerLane>
+__global__ void __launch_bounds__(kWarps * 32, 2)
+    fold_states(const __grid_constant__ FoldArgs args) {
+  const AttendArgs& a = args.attend;
+  __shared__ Elements<kPerLane> chunk_o[kWarps * kFoldTasks][32];
+  __shared__ float2 chunk_ml[kWarps * kFoldTasks];
   extern __shared__ int32_t cuts[];  // [num_ranges + 1]
   let_next_kernel_start();
   // The schedule was complete before the kernel that this one waits for began.
-  const SharedSet shared = a.schedule.shared[blockIdx.x];
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.y) / a.shape.set_rows;
-  const int32_t row = static_cast<int32_t>(blockIdx.y) % a.shape.set_rows;
-  for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kWarps * 32) cuts[i] = a.schedule.cuts[i];
-  if (shared.first_range < 0 || row >= shared.set.num_rows) return;
-  __syncthreads();
+  const SharedSet shared = load_from_l2(a.schedule.shared + blockIdx.x);
+  for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kWarps * 32) cuts[i] = __ldcg(a.schedule.cuts + i);
+  if (shared.first_range < 0) return;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int rows_per_block = kWarps / args.warps_per_row, part = warp % args.warps_per_row;
+  const int row_groups = (a.shape.set_rows + rows_per_block - 1) / rows_per_block;
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.y) / row_groups;
+  const int32_t row = static_cast<int32_t>(blockIdx.y) % row_groups * rows_per_block + warp / args.warps_per_row;
+  const bool live = row < shared.set.num_rows;
+  __syncthreads();
   const SharedRow r = find_row(a, cuts, shared, kv_head, row);
-  const int32_t width = a.problem.head_dim_vo, first = static_cast<int32_t>(blockIdx.z) * kFoldElements;
-  const bool inside4 = first + 4 * lane < width;
-  const float* o4 = a.state_o + first + 4 * lane;
-  const int element = first + 32 * warp + lane;
-  const bool mine = warp < kFoldElements / 32 && element < width;
+  const int32_t width = a.problem.head_dim_vo, element = (static_cast<int32_t>(blockIdx.z) * 32 + lane) * kPerLane;
+  const bool inside = live && element < width;
+  const float* o = a.state_o + element;
+  const int batch_size = args.warps_per_row * kFoldTasks, first_slot = warp / args.warps_per_row * batch_size;
   ChunkStates states[kFoldTasks];
 #pragma unroll
   for (int t = 0; t < kFoldTasks; ++t) {
     states[t].count = 0;
-    const int32_t task = t * kWarps + warp;
-    if (task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
+    const int32_t task = t * args.warps_per_row + part;
+    if (live && task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
   }
   wait_for_previous_kernels();
 
-  RowSum sum;
-  if (r.whole > 0) {
+  RowSum<kPerLane> sum;
+  if (r.whole > 0 && part == 0 && live) {
     const int64_t at = state_row(a, r.first_range, kv_head, row_slot(a.shape), row);
     const float2 ml = __ldcg(a.state_ml + at);
-    sum = {ml.x, ml.y, mine ? __ldcg(a.state_o + at * width + element) : 0.0f};
+    sum.m = ml.x, sum.l = ml.y;
+    if (inside) sum.o = Elements<kPerLane>::load(o + at * width);
   }
-  for (int32_t batch = 0; batch < r.num_chunks; batch += kBatch) {
-    // Super-chunks of one state: only moved, all loads in flight together.
+  for (int32_t batch = 0; batch < r.num_chunks; batch += batch_size) {
+    // Super-chunks of one state are only moved, all loads in flight together.
 #pragma unroll
     for (int t = 0; t < kFoldTasks; ++t) {
-      const int32_t task = batch + t * kWarps + warp;
+      const int32_t task = t * args.warps_per_row + part;
       if (batch > 0) {
         states[t].count = 0;
-        if (task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
+        if (live && batch + task < r.num_chunks) states[t] = find_states(a, cuts, r, batch + task, lane);
       }
       if (states[t].count != 1) continue;
-      const int64_t at = __shfl_sync(~0u, states[t].row, 0);
-      if (inside4) chunk_o[task - batch][lane] = __ldcg(reinterpret_cast<const float4*>(o4 + at * width));
-      if (lane == 0) chunk_ml[task - batch] = __ldcg(a.state_ml + at);
+      const int64_t state = __shfl_sync(~0u, states[t].row, 0);
+      if (inside) chunk_o[first_slot + task][lane] = Elements<kPerLane>::load(o + state * width);
+      if (lane == 0) chunk_ml[first_slot + task] = __ldcg(a.state_ml + state);
     }
 #pragma unroll 1
     for (int t = 0; t < kFoldTasks; ++t) {
-      const int32_t at = t * kWarps + warp;
-      ChunkStates some = states[0];
-      if (t == 1) some = states[1];
-      if (t == 2) some = states[2];
-      if (t == 3) some = states[3];
-      if (some.count > 1) fold_chunk(a, o4, inside4, some, lane, chunk_o[at], chunk_ml + at);
+      const int slot = first_slot + t * args.warps_per_row + part;
+      const ChunkStates some = t == 0 ? states[0] : t == 1 ? states[1] : t == 2 ? states[2] : states[3];
+      if (some.count > 1) fold_chunk(a, o, inside, some, lane, chunk_o[slot], chunk_ml + slot);
     }
     __syncthreads();
-    const int32_t count = r.num_chunks - batch < kBatch ? r.num_chunks - batch : kBatch;
-    if (warp < kFoldElements / 32)
-      fold_row(sum, count, chunk_ml, reinterpret_cast<const float*>(chunk_o) + 32 * warp + lane, lane);
+    const int32_t count = r.num_chunks - batch < batch_size ? r.num_chunks - batch : batch_size;
+    if (part == 0 && live) fold_row(sum, count, chunk_ml + first_slot, chunk_o + first_slot, lane);
     __syncthreads();
   }
-  if (warp >= kFoldElements / 32) return;
+  if (part > 0 || !live) return;
   const RowPlace at = place_of_row(a, r.set, kv_head, row);
   const RowEnd end = finish_row(a, at.head, sum.m, sum.l);
-  if (mine) write_one<T>(a, o_offset(a, at) + element, sum.o * end.factor);
-  if (first == 0 && threadIdx.x == 0) write_lse(a, at, end.lse);
+  if (inside) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) write_one<T>(a, o_offset(a, at) + element + i, sum.o.x[i] * end.factor);
+  }
+  if (element == 0) write_lse(a, at, end.lse);
 }
 
 }  // namespace attnfold::cuda

@@ -24,17 +24,16 @@ struct SmallKernel {
   const void* attend;
 };
 
+/** One instantiation of fold_states. */
 struct FoldKernel {
-  DType dtype;  // of o, if o is not float32
-  int32_t warps;
+  int32_t warps, per_lane;
   const void* fold;
 };
 
 struct KernelList {
   const SmallKernel* small;
   int32_t num_small;
-  const FoldKernel* fold;
-  int32_t num_fold;
+  FoldKernel fold_few, fold_many;  // rows
 };
 
 KernelList kernels_bf16();

@@ -29,6 +29,19 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+/** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one has waited for it. */
+template <class T>
+__device__ __forceinline__ T load_from_l2(const T* from) {
+  static_assert(sizeof(T) % 16 == 0 && alignof(T) == 16);
+  union {
+    uint4 words[sizeof(T) / 16];
+    T value;
+  } r;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(T) / 16; ++i) r.words[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+  return r.value;
+}
+
 // ------------------------------------------------------------------------------------------------ copies into shared memory
 
 /** 16 bytes, around L1. */

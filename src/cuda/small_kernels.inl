@@ -10,9 +10,9 @@ SmallKernel small_kernel() {
           kBlockThreads,  sizeof(typename Shape::Shared), reinterpret_cast<const void*>(&attend_small<Shape, ATTNFOLD_ELEMENT>)};
 }
 
-template <int kWarps>
+template <int kWarps, int kPerLane>
 FoldKernel fold_kernel() {
-  return {ATTNFOLD_DTYPE, kWarps, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, kWarps>)};
+  return {kWarps, kPerLane, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, kWarps, kPerLane>)};
 }
 
 }  // namespace
@@ -20,8 +20,7 @@ FoldKernel fold_kernel() {
 KernelList ATTNFOLD_KERNELS() {
   static const SmallKernel small[] = {small_kernel<64, 1>(),  small_kernel<64, 2>(),  small_kernel<128, 1>(),
                                       small_kernel<128, 2>(), small_kernel<256, 1>(), small_kernel<256, 2>()};
-  static const FoldKernel fold[] = {fold_kernel<4>(), fold_kernel<16>()};
-  return {small, sizeof(small) / sizeof(*small), fold, sizeof(fold) / sizeof(*fold)};
+  return {small, sizeof(small) / sizeof(*small), fold_kernel<16, 1>(), fold_kernel<8, 4>()};
 }
 
 }  // namespace attnfold::cuda

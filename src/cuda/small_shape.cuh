@@ -82,19 +82,6 @@ struct Ring {
   }
 };
 
-/** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one has waited for it. */
-template <class T>
-__device__ __forceinline__ T load_from_l2(const T* from) {
-  static_assert(sizeof(T) % 16 == 0 && alignof(T) == 16);
-  union {
-    uint4 words[sizeof(T) / 16];
-    T value;
-  } r;
-#pragma unroll
-  for (size_t i = 0; i < sizeof(T) / 16; ++i) r.words[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
-  return r.value;
-}
-
 /** A worker's way along its range, leaf by leaf. */
 struct Walk {
   RowSet set, next_set;
