@@ -20,8 +20,7 @@ struct AttendArgs {
   KvSteps k_steps, v_steps;
   RangeShape shape;
   RangeSchedule schedule;
-  float* state_o;    // [num_ranges, kv_heads, slots, set_rows, head_dim_vo]
-  float2* state_ml;  // [num_ranges, kv_heads, slots, set_rows]: m and l
+  float* states;  // [states, kv_heads, set_rows, head_dim_vo + 4]: o, then m, l and two unused
 };
 
 /** A block of the second kernel (cuda/fold_states.cuh) has warps_per_row warps for each of its rows. */
@@ -30,9 +29,13 @@ struct FoldArgs {
   int32_t warps_per_row;
 };
 
+/** Floats of one row of a state.  States lie close together: the fewer pages of memory they touch, the sooner the second
+ * kernel has them. */
+ATTNFOLD_HD inline int32_t state_pitch(const Problem& p) { return p.head_dim_vo + 4; }
+
 /** Index of a row of a state, in rows. */
-ATTNFOLD_HD inline int64_t state_row(const AttendArgs& a, int32_t range, int32_t kv_head, int32_t slot, int32_t row) {
-  return ((static_cast<int64_t>(range) * a.problem.kv_heads + kv_head) * a.shape.slots + slot) * a.shape.set_rows + row;
+ATTNFOLD_HD inline int32_t state_row(const AttendArgs& a, int32_t state, int32_t kv_head, int32_t row) {
+  return (state * a.problem.kv_heads + kv_head) * a.shape.set_rows + row;
 }
 
 /** Row of q, o and lse, and head, of row `row` of a set. */

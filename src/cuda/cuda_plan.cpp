@@ -16,7 +16,6 @@ namespace attnfold::cuda {
 namespace {
 
 constexpr int32_t kMaxSetRows = 16;  // of the small-row kernel
-constexpr int64_t kFewRows = 64;     // shared rows up to which one element in a lane is faster than four
 
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
   for (int i = 0; i < 8; ++i)
@@ -63,7 +62,7 @@ struct HostSchedule {
   RangeCounts counts;
   int32_t num_shared;
   std::vector<RowSet> sets;
-  std::vector<int32_t> cuts;
+  std::vector<RangePlace> places;
 };
 
 class CudaPlan final : public AnyPlan {
@@ -96,7 +95,7 @@ class CudaPlan final : public AnyPlan {
   RangeShape shape_{};
   DeviceMemory memory_;
   RangeSchedule schedule_{};
-  size_t workspace_bytes_ = 0, state_rows_ = 0;
+  size_t workspace_bytes_ = 0;
 
   bool updated_ = false;
   Lengths lengths_{};  // page tables on the device, the caller's
@@ -158,14 +157,15 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
                                             : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
-  shape_.slots = slots_needed(max_leaves());
   const int64_t max_sets = static_cast<int64_t>(given_.max_batch) +
                            static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
   if (max_sets > INT32_MAX / 4) {
     return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits", given_.max_qo_rows);
   }
-  state_rows_ = static_cast<size_t>(shape_.num_ranges) * problem_.kv_heads * shape_.slots * shape_.set_rows;
-  workspace_bytes_ = state_rows_ * (problem_.head_dim_vo + 2) * sizeof(float);
+  const int64_t state_rows =
+      static_cast<int64_t>(shape_.num_ranges) * max_states(max_leaves()) * problem_.kv_heads * shape_.set_rows;
+  if (state_rows > INT32_MAX) return invalid("max_kv_len", "maxima whose states can be counted in 31 bits", given_.max_kv_len);
+  workspace_bytes_ = static_cast<size_t>(state_rows) * static_cast<size_t>(state_pitch(problem_)) * sizeof(float);
 
   size_t bytes = 0;
   const auto place = [&](size_t size) {
@@ -175,7 +175,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   };
   const size_t counts = place(sizeof(RangeCounts)), num_shared = place(sizeof(int32_t));
   const size_t sets = place(static_cast<size_t>(max_sets + 1) * sizeof(RowSet));
-  const size_t cuts = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t));
+  const size_t places = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace));
   const size_t ranges = place(static_cast<size_t>(shape_.num_ranges) * sizeof(Range));
   const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
@@ -184,7 +184,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
                reinterpret_cast<int32_t*>(base + num_shared),
                reinterpret_cast<RowSet*>(base + sets),
                static_cast<int32_t>(max_sets),
-               reinterpret_cast<int32_t*>(base + cuts),
+               reinterpret_cast<RangePlace*>(base + places),
                reinterpret_cast<Range*>(base + ranges),
                reinterpret_cast<SharedSet*>(base + shared)};
   return {};
@@ -196,8 +196,7 @@ Status CudaPlan::load_kernels() {
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(small_.shared_bytes)));
   cudaFuncAttributes attributes;
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold_few.fold));
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold_many.fold));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold));
   return {};
 }
 
@@ -225,24 +224,23 @@ Status CudaPlan::check_updated() const {
 
 /** Launches the second kernel, for at most `shared` row sets. */
 Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const {
-  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows;
-  const FoldKernel& kernel = rows <= kFewRows ? kernels_.fold_few : kernels_.fold_many;
   // As many warps to a row as it may have super-chunks, as long as all warps find room at once.
-  const int64_t max_chunks = shape_.slots - slots_needed(0) + 1;
+  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows, warps = num_sms_ * 2 * kernels_.fold_warps;
+  const int64_t max_chunks = max_leaves() / kSuperChunk + 1;
   FoldArgs fold{args, 1};
-  while (fold.warps_per_row < kernel.warps && fold.warps_per_row < max_chunks &&
-         (rows <= kFewRows || 2 * rows * fold.warps_per_row <= num_sms_ * 16)) {
+  while (fold.warps_per_row < kernels_.fold_warps && fold.warps_per_row < max_chunks &&
+         2 * rows * fold.warps_per_row <= warps) {
     fold.warps_per_row *= 2;
   }
-  const int32_t rows_per_block = kernel.warps / fold.warps_per_row;
+  const int32_t rows_per_block = kernels_.fold_warps / fold.warps_per_row;
   const int32_t row_groups = (shape_.set_rows + rows_per_block - 1) / rows_per_block;
-  const int32_t width = 32 * kernel.per_lane;
+  const int32_t slices = (problem_.head_dim_vo + kernels_.fold_width - 1) / kernels_.fold_width;
   config.gridDim = dim3(static_cast<unsigned>(shared), static_cast<unsigned>(problem_.kv_heads * row_groups),
-                        static_cast<unsigned>((problem_.head_dim_vo + width - 1) / width));
-  config.blockDim = dim3(static_cast<unsigned>(kernel.warps * 32));
-  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(int32_t);
+                        static_cast<unsigned>(slices));
+  config.blockDim = dim3(static_cast<unsigned>(kernels_.fold_warps * 32));
+  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace);
   void* parameters[] = {&fold};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel.fold, parameters));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernels_.fold, parameters));
   return {};
 }
 
@@ -267,8 +265,7 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   }
   args.shape = shape_;
   args.schedule = schedule_;
-  args.state_o = static_cast<float*>(workspace);
-  args.state_ml = reinterpret_cast<float2*>(args.state_o + state_rows_ * problem_.head_dim_vo);
+  args.states = static_cast<float*>(workspace);
 
   // Each kernel may start while the one before it ends.
   cudaLaunchAttribute overlap{};
@@ -300,9 +297,9 @@ Status CudaPlan::read_schedule(HostSchedule* out) const {
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&out->counts, schedule_.counts, 1));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&out->num_shared, schedule_.num_shared, 1));
   out->sets.resize(static_cast<size_t>(schedule_.max_sets));
-  out->cuts.resize(static_cast<size_t>(shape_.num_ranges) + 1);
+  out->places.resize(static_cast<size_t>(shape_.num_ranges) + 1);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->sets.data(), schedule_.sets, out->sets.size()));
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->cuts.data(), schedule_.cuts, out->cuts.size()));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->places.data(), schedule_.places, out->places.size()));
   return {};
 }
 
@@ -319,7 +316,7 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
   r.total_cost = r.num_leaves;
   r.max_leaf_cost = 1;
   uint64_t h = 0xcbf29ce484222325u;
-  int64_t keys = 0, states = 0;
+  int64_t keys = 0;
   for (int32_t i = 0; i < n.sets; ++i) {
     const RowSet& set = s.sets[static_cast<size_t>(i)];
     r.max_super_chunks = std::max(r.max_super_chunks, chunk_ordinal(set, set.num_leaves - 1) + 1);
@@ -329,7 +326,7 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
   }
   int32_t cuts = 0, inside = 0;
   for (int32_t i = 0; i < shape_.num_ranges; ++i) {
-    const int32_t begin = s.cuts[static_cast<size_t>(i)], end = s.cuts[static_cast<size_t>(i) + 1];
+    const int32_t begin = s.places[static_cast<size_t>(i)].cut, end = s.places[static_cast<size_t>(i) + 1].cut;
     r.max_worker_cost = std::max<int64_t>(r.max_worker_cost, end - begin);
     if (begin == end) continue;
     h = hash_step(h, end);
@@ -339,11 +336,10 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
     ++cuts;
     if (chunk_begin(set, end - set.start) != end - set.start) ++inside;
   }
-  for (int32_t i = 0; i < shape_.num_ranges; ++i) states += num_states(s.sets.data(), n, s.cuts.data(), i);
   r.num_cuts = cuts * problem_.kv_heads;
   r.num_cuts_inside = inside * problem_.kv_heads;
   r.num_items = r.num_units + r.num_cuts;
-  r.partial_bytes = 2 * states * problem_.kv_heads * shape_.set_rows * (problem_.head_dim_vo + 2) *
+  r.partial_bytes = int64_t{2} * s.places.back().entered_states * problem_.kv_heads * shape_.set_rows * (problem_.head_dim_vo + 2) *
                     static_cast<int64_t>(sizeof(float));
   r.kv_bytes = keys * problem_.kv_heads * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
   r.schedule_id = h;

@@ -1,9 +1,8 @@
 // The second kernel of a run: folds the states that cuts left behind, in canonical order, and writes those rows.
 //
-// A warp folds the states of a super-chunk of one row (of one kv head and shared row set), with one element of o in each
-// lane or four, all of their loads in flight together.  The warps of a row share its super-chunks; then the first of them
-// folds those.  A single warp's instructions are what takes the time: few long rows are spread over many warps and blocks,
-// many short ones over few.  Bytes: every state once, from L2.
+// A warp folds the states of a super-chunk of one row (of one kv head and shared row set), four elements of o in each lane,
+// all of their loads in flight together.  The warps of a row share its super-chunks; then the first of them folds those.
+// Bytes: every state once, from L2.
 #pragma once
 
 #include "cuda/attend.h"
@@ -12,7 +11,9 @@
 
 namespace attnfold::cuda {
 
+constexpr int kFoldWarps = 8;  // of a block
 constexpr int kFoldTasks = 4;  // super-chunks of one warp at a time
+constexpr int kPerLane = 4;    // elements of o
 
 /** The states of one super-chunk, one for each of the first lanes. */
 struct ChunkStates {
@@ -29,14 +30,14 @@ struct SharedRow {
   int32_t num_chunks;
 };
 
-__device__ __forceinline__ SharedRow find_row(const AttendArgs& a, const int32_t* cuts, const SharedSet& shared,
-                                              int32_t kv_head, int32_t row) {
+__device__ __forceinline__ SharedRow find_row(const RangePlace* places, const SharedSet& shared, int32_t kv_head,
+                                              int32_t row) {
   SharedRow r;
   r.set = shared.set;
   r.first_range = shared.first_range;
   r.kv_head = kv_head;
   r.row = row;
-  const int32_t end = cuts[shared.first_range + 1] - r.set.start;
+  const int32_t end = places[shared.first_range + 1].cut - r.set.start;
   r.whole = chunk_begin(r.set, end);
   r.ordinal = chunk_ordinal(r.set, r.whole);
   r.num_chunks = chunk_ordinal(r.set, r.set.num_leaves - 1) - r.ordinal + 1;
@@ -44,19 +45,20 @@ __device__ __forceinline__ SharedRow find_row(const AttendArgs& a, const int32_t
 }
 
 /** Which states make super-chunk `task` of the row: perhaps a prefix or the whole of it, then single leaves. */
-__device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const int32_t* cuts, const SharedRow& r,
+__device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const RangePlace* places, const SharedRow& r,
                                                    int32_t task, int lane) {
   const int32_t start = r.set.start, num_ranges = a.shape.num_ranges;
   const int32_t begin = chunk_at(r.set, r.ordinal + task), end = chunk_end(r.set, begin);
-  const int32_t leader = range_at(cuts, num_ranges, start + begin);
-  const int32_t led = cuts[leader + 1] - start < end ? cuts[leader + 1] - start : end;  // it folded [begin, led)
+  const int32_t leader = range_at(places, num_ranges, start + begin);
+  const int32_t led = places[leader + 1].cut - start < end ? places[leader + 1].cut - start : end;  // it folded [begin, led)
   const int32_t number = lane == 0 ? begin : led + lane - 1;
   ChunkStates states{1 + end - led, 0};
   if (lane >= states.count) return states;
-  const int32_t range = lane == 0 ? leader : range_at(cuts, num_ranges, start + number);
-  int32_t slot = prefix_slot(a.shape);
-  if (range != r.first_range) slot = slot_of(r.set, cuts[range] - start, number);
-  states.row = static_cast<int32_t>(state_row(a, range, r.kv_head, slot, r.row));
+  const RangePlace place = places[lane == 0 ? leader : range_at(places, num_ranges, start + number)];
+  const int32_t entry = place.cut - start;
+  const int32_t state = entry > 0 ? place.entered_states + entered_state(r.set, entry, number)
+                                  : place.begun_states + (r.whole > 0 ? 1 : 0);
+  states.row = state_row(a, state, r.kv_head, r.row);
   return states;
 }
 
@@ -84,20 +86,13 @@ __device__ __forceinline__ FoldSteps fold_steps(float m, float m_before, int lan
   return {m == kEmpty ? 0.0f : step.scale, __ballot_sync(~0u, step.b_leads), __shfl_sync(~0u, largest, 31)};
 }
 
-/** kPerLane neighbouring elements of o. */
-template <int kPerLane>
+/** Four neighbouring elements of o. */
 struct Elements {
   float x[kPerLane] = {};
 
   __device__ __forceinline__ static Elements load(const float* from) {
-    Elements r;
-    if constexpr (kPerLane == 4) {
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
-      r.x[0] = v.x, r.x[1] = v.y, r.x[2] = v.z, r.x[3] = v.w;
-    } else {
-      r.x[0] = __ldcg(from);
-    }
-    return r;
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    return {{v.x, v.y, v.z, v.w}};
   }
   __device__ __forceinline__ void fold(FoldStep step, const Elements& b) {
 #pragma unroll
@@ -105,19 +100,32 @@ struct Elements {
   }
 };
 
-/** Folds the states of a super-chunk, the elements at `o` in each lane. */
-template <int kPerLane>
-__device__ __forceinline__ void fold_chunk(const AttendArgs& a, const float* o, bool inside, const ChunkStates& states,
-                                           int lane, Elements<kPerLane>* chunk_o, float2* chunk_ml) {
-  const float2 ml = lane < states.count ? __ldcg(a.state_ml + states.row) : make_float2(kEmpty, 0.0f);
-  Elements<kPerLane> values[kSuperChunk];
+/** States as one lane of a row's warps reads them. */
+struct StateReader {
+  const float* states;   // the lane's first element of row 0
+  int32_t pitch, to_ml;  // floats between rows; from `states` to m and l of row 0
+  bool inside;           // the head dim
+
+  __device__ __forceinline__ float2 ml(int32_t row) const {
+    return __ldcg(reinterpret_cast<const float2*>(states + to_ml + static_cast<int64_t>(row) * pitch));
+  }
+  __device__ __forceinline__ Elements o(int32_t row) const {
+    return inside ? Elements::load(states + static_cast<int64_t>(row) * pitch) : Elements{};
+  }
+};
+
+/** Folds the states of a super-chunk. */
+__device__ __forceinline__ void fold_chunk(const StateReader& reader, const ChunkStates& states, int lane,
+                                           Elements* chunk_o, float2* chunk_ml) {
+  const float2 ml = lane < states.count ? reader.ml(states.row) : make_float2(kEmpty, 0.0f);
+  Elements values[kSuperChunk];
 #pragma unroll
   for (int i = 0; i < kSuperChunk; ++i) {
-    const int64_t at = static_cast<int64_t>(__shfl_sync(~0u, states.row, i)) * a.problem.head_dim_vo;
-    if (i < states.count && inside) values[i] = Elements<kPerLane>::load(o + at);
+    const int32_t row = __shfl_sync(~0u, states.row, i);
+    if (i < states.count) values[i] = reader.o(row);
   }
   const FoldSteps steps = fold_steps(ml.x, kEmpty, lane);
-  Elements<kPerLane> sum;
+  Elements sum;
   float l = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSuperChunk; ++i) {
@@ -130,16 +138,14 @@ __device__ __forceinline__ void fold_chunk(const AttendArgs& a, const float* o, 
 }
 
 /** What has been folded of a row: this lane's elements of o. */
-template <int kPerLane>
 struct RowSum {
   float m = kEmpty, l = 0.0f;
-  Elements<kPerLane> o;
+  Elements o;
 };
 
 /** Folds `count` super-chunks into a row. */
-template <int kPerLane>
-__device__ __forceinline__ void fold_row(RowSum<kPerLane>& row, int32_t count, const float2* chunk_ml,
-                                         const Elements<kPerLane> (*chunk_o)[32], int lane) {
+__device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float2* chunk_ml, const Elements (*chunk_o)[32],
+                                         int lane) {
   for (int32_t base = 0; base < count; base += 32) {
     const float2 ml = base + lane < count ? chunk_ml[base + lane] : make_float2(kEmpty, 0.0f);
     const FoldSteps steps = fold_steps(ml.x, row.m, lane);
@@ -154,45 +160,45 @@ __device__ __forceinline__ void fold_row(RowSum<kPerLane>& row, int32_t count, c
   }
 }
 
-template <class T, int kWarps, int kPerLane>
-__global__ void __launch_bounds__(kWarps * 32, 2)
-    fold_states(const __grid_constant__ FoldArgs args) {
+template <class T>
+__global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_constant__ FoldArgs args) {
   const AttendArgs& a = args.attend;
-  __shared__ Elements<kPerLane> chunk_o[kWarps * kFoldTasks][32];
-  __shared__ float2 chunk_ml[kWarps * kFoldTasks];
-  extern __shared__ int32_t cuts[];  // [num_ranges + 1]
+  __shared__ Elements chunk_o[kFoldWarps * kFoldTasks][32];
+  __shared__ float2 chunk_ml[kFoldWarps * kFoldTasks];
+  extern __shared__ __align__(128) unsigned char memory[];
+  RangePlace* places = reinterpret_cast<RangePlace*>(memory);  // [num_ranges + 1]
   let_next_kernel_start();
   // The schedule was complete before the kernel that this one waits for began.
   const SharedSet shared = load_from_l2(a.schedule.shared + blockIdx.x);
-  for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kWarps * 32) cuts[i] = __ldcg(a.schedule.cuts + i);
+  for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kFoldWarps * 32)
+    places[i] = load_from_l2(a.schedule.places + i);
   if (shared.first_range < 0) return;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int rows_per_block = kWarps / args.warps_per_row, part = warp % args.warps_per_row;
+  const int rows_per_block = kFoldWarps / args.warps_per_row, part = warp % args.warps_per_row;
   const int row_groups = (a.shape.set_rows + rows_per_block - 1) / rows_per_block;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y) / row_groups;
   const int32_t row = static_cast<int32_t>(blockIdx.y) % row_groups * rows_per_block + warp / args.warps_per_row;
   const bool live = row < shared.set.num_rows;
   __syncthreads();
-  const SharedRow r = find_row(a, cuts, shared, kv_head, row);
-  const int32_t width = a.problem.head_dim_vo, element = (static_cast<int32_t>(blockIdx.z) * 32 + lane) * kPerLane;
-  const bool inside = live && element < width;
-  const float* o = a.state_o + element;
+  const SharedRow r = find_row(places, shared, kv_head, row);
+  const int32_t element = (static_cast<int32_t>(blockIdx.z) * 32 + lane) * kPerLane;
+  const StateReader reader{a.states + element, state_pitch(a.problem), a.problem.head_dim_vo - element,
+                           element < a.problem.head_dim_vo};
   const int batch_size = args.warps_per_row * kFoldTasks, first_slot = warp / args.warps_per_row * batch_size;
   ChunkStates states[kFoldTasks];
 #pragma unroll
   for (int t = 0; t < kFoldTasks; ++t) {
     states[t].count = 0;
     const int32_t task = t * args.warps_per_row + part;
-    if (live && task < r.num_chunks) states[t] = find_states(a, cuts, r, task, lane);
+    if (live && task < r.num_chunks) states[t] = find_states(a, places, r, task, lane);
   }
   wait_for_previous_kernels();
 
-  RowSum<kPerLane> sum;
+  RowSum sum;
   if (r.whole > 0 && part == 0 && live) {
-    const int64_t at = state_row(a, r.first_range, kv_head, row_slot(a.shape), row);
-    const float2 ml = __ldcg(a.state_ml + at);
-    sum.m = ml.x, sum.l = ml.y;
-    if (inside) sum.o = Elements<kPerLane>::load(o + at * width);
+    const int32_t at = state_row(a, places[r.first_range].begun_states, kv_head, row);
+    const float2 ml = reader.ml(at);
+    sum = {ml.x, ml.y, reader.o(at)};
   }
   for (int32_t batch = 0; batch < r.num_chunks; batch += batch_size) {
     // Super-chunks of one state are only moved, all loads in flight together.
@@ -201,18 +207,18 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       const int32_t task = t * args.warps_per_row + part;
       if (batch > 0) {
         states[t].count = 0;
-        if (live && batch + task < r.num_chunks) states[t] = find_states(a, cuts, r, batch + task, lane);
+        if (live && batch + task < r.num_chunks) states[t] = find_states(a, places, r, batch + task, lane);
       }
       if (states[t].count != 1) continue;
-      const int64_t state = __shfl_sync(~0u, states[t].row, 0);
-      if (inside) chunk_o[first_slot + task][lane] = Elements<kPerLane>::load(o + state * width);
-      if (lane == 0) chunk_ml[first_slot + task] = __ldcg(a.state_ml + state);
+      const int32_t at = __shfl_sync(~0u, states[t].row, 0);
+      chunk_o[first_slot + task][lane] = reader.o(at);
+      if (lane == 0) chunk_ml[first_slot + task] = reader.ml(at);
     }
 #pragma unroll 1
     for (int t = 0; t < kFoldTasks; ++t) {
       const int slot = first_slot + t * args.warps_per_row + part;
       const ChunkStates some = t == 0 ? states[0] : t == 1 ? states[1] : t == 2 ? states[2] : states[3];
-      if (some.count > 1) fold_chunk(a, o, inside, some, lane, chunk_o[slot], chunk_ml + slot);
+      if (some.count > 1) fold_chunk(reader, some, lane, chunk_o[slot], chunk_ml + slot);
     }
     __syncthreads();
     const int32_t count = r.num_chunks - batch < batch_size ? r.num_chunks - batch : batch_size;
@@ -222,9 +228,10 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   if (part > 0 || !live) return;
   const RowPlace at = place_of_row(a, r.set, kv_head, row);
   const RowEnd end = finish_row(a, at.head, sum.m, sum.l);
-  if (inside) {
+  if (reader.inside) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) write_one<T>(a, o_offset(a, at) + element + i, sum.o.x[i] * end.factor);
+    for (int i = 0; i < kPerLane; i += 2)
+      write_pair<T>(a, o_offset(a, at) + element + i, sum.o.x[i] * end.factor, sum.o.x[i + 1] * end.factor);
   }
   if (element == 0) write_lse(a, at, end.lse);
 }

@@ -13,7 +13,7 @@ namespace attnfold::cuda {
 
 struct PlanArgs;
 
-/** One instantiation of attend_small with its fold_states. */
+/** One instantiation of attend_small. */
 struct SmallKernel {
   DType dtype;        // of q, k and v
   int32_t dim;        // head dims up to it
@@ -24,16 +24,12 @@ struct SmallKernel {
   const void* attend;
 };
 
-/** One instantiation of fold_states. */
-struct FoldKernel {
-  int32_t warps, per_lane;
-  const void* fold;
-};
-
+/** The kernels of one 16-bit type. */
 struct KernelList {
   const SmallKernel* small;
   int32_t num_small;
-  FoldKernel fold_few, fold_many;  // rows
+  int32_t fold_warps, fold_width;  // of a block of fold_states: its warps, and elements of o
+  const void* fold;
 };
 
 KernelList kernels_bf16();

@@ -76,29 +76,38 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
   const RangeCounts n = place_sets(a);
   CutRule rule{a.schedule.sets, n.sets, n.leaves, a.shape.num_ranges, 1, a.shape.cut_seed};
   rule.align = choose_alignment(a, rule);
-  int32_t num_shared = 0;
+  int32_t num_shared = 0, num_states = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
     const int32_t i = base + static_cast<int32_t>(threadIdx.x);
     Range range{};
+    RangeStates left{};
     bool first_inside = false;
+    const int32_t cut = cut_at(rule, i);
     if (i < a.shape.num_ranges) {
-      const int32_t cut = cut_at(rule, i);
       range = make_range(a.schedule.sets, n, cut, cut_at(rule, i + 1));
+      left = count_states(a.schedule.sets, n, range);
       first_inside = i > 0 && is_first_inside(range, cut_at(rule, i - 1));
-      a.schedule.cuts[i] = cut;
-      a.schedule.ranges[i] = range;
     }
     int32_t index, all;
     Scan(storage).ExclusiveSum(first_inside ? 1 : 0, index, all);
     if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, {}};
     num_shared += all;
     __syncthreads();
+    Scan(storage).ExclusiveSum(left.entered + left.begun, index, all);
+    if (i < a.shape.num_ranges) {
+      range.entered_states = num_states + index;
+      range.begun_states = range.entered_states + left.entered;
+      a.schedule.ranges[i] = range;
+      a.schedule.places[i] = {cut, range.entered_states, range.begun_states, 0};
+    }
+    num_states += all;
+    __syncthreads();
   }
   for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads) {
     a.schedule.shared[i] = {{}, -1, {}};
   }
   if (threadIdx.x == 0) {
-    a.schedule.cuts[a.shape.num_ranges] = n.leaves;
+    a.schedule.places[a.shape.num_ranges] = {n.leaves, num_states, num_states, 0};
     *a.schedule.counts = n;
     *a.schedule.num_shared = num_shared;
   }

@@ -58,13 +58,4 @@ __device__ __forceinline__ void write_pair(const AttendArgs& a, int64_t offset, 
   }
 }
 
-template <class T>
-__device__ __forceinline__ void write_one(const AttendArgs& a, int64_t offset, float x) {
-  if (a.problem.o_dtype == DType::f32) {
-    *reinterpret_cast<float*>(a.tensors.o.data + offset * 4) = x;
-  } else {
-    *reinterpret_cast<uint16_t*>(a.tensors.o.data + offset * 2) = static_cast<uint16_t>(pack<T>(x, 0.0f));
-  }
-}
-
 }  // namespace attnfold::cuda

@@ -10,17 +10,13 @@ SmallKernel small_kernel() {
           kBlockThreads,  sizeof(typename Shape::Shared), reinterpret_cast<const void*>(&attend_small<Shape, ATTNFOLD_ELEMENT>)};
 }
 
-template <int kWarps, int kPerLane>
-FoldKernel fold_kernel() {
-  return {kWarps, kPerLane, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, kWarps, kPerLane>)};
-}
-
 }  // namespace
 
 KernelList ATTNFOLD_KERNELS() {
   static const SmallKernel small[] = {small_kernel<64, 1>(),  small_kernel<64, 2>(),  small_kernel<128, 1>(),
                                       small_kernel<128, 2>(), small_kernel<256, 1>(), small_kernel<256, 2>()};
-  return {small, sizeof(small) / sizeof(*small), fold_kernel<16, 1>(), fold_kernel<8, 4>()};
+  return {small, sizeof(small) / sizeof(*small), kFoldWarps, 32 * kPerLane,
+          reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT>)};
 }
 
 }  // namespace attnfold::cuda

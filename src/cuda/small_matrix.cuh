@@ -145,22 +145,23 @@ class MatrixWarp {
       const bool last = walk.left == 1, row_ends = number + 1 == set.num_leaves;
       const bool single = begin < entry;  // its super-chunk began in another range
       bool chunk_ends = false;
-      int32_t slot = number - entry;
+      int32_t state = walk.entered_states + number - entry;
       if (!single) {
         if (number == begin) chunk.clear();
         chunk.fold(leaf);
         chunk_ends = number + 1 == chunk_end(set, number);
-        slot = entry > 0 ? slot_of(set, entry, begin) : prefix_slot(a.shape);
+        state = entry > 0 ? walk.entered_states + entered_state(set, entry, begin)
+                          : walk.begun_states + (begin > 0 ? 1 : 0);
         if (entry == 0 && chunk_ends) total.fold(chunk);
       }
       if (single || (entry > 0 ? chunk_ends || last : last && !chunk_ends)) {
-        write_state(slot, WarpState<Shape>::choose(single, leaf, chunk));
+        write_state(state, WarpState<Shape>::choose(single, leaf, chunk));
       }
       if (entry == 0) {
         if (row_ends) {
           write_rows(set);
         } else if (last && (chunk_ends || begin > 0)) {
-          write_state(row_slot(a.shape), total);
+          write_state(walk.begun_states, total);
         }
       }
       walk.step(a);
@@ -378,19 +379,19 @@ class MatrixWarp {
   /** Element of o of the first of an accumulator's pair. */
   __device__ __forceinline__ int element(int tile) const { return warp * (Shape::kDim / kGroupWarps) + 8 * tile + 2 * (lane % 4); }
 
-  __device__ __forceinline__ void write_state(int32_t slot, const WarpState<Shape>& state) {
+  __device__ __forceinline__ void write_state(int32_t index, const WarpState<Shape>& state) {
+    const int32_t width = a.problem.head_dim_vo;
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
       const int row = row_of_tile(h);
       if (row >= num_rows) continue;
-      const int64_t at = state_row(a, range, kv_head, slot, row);
-      float* o = a.state_o + at * a.problem.head_dim_vo;
+      float* o = a.states + static_cast<int64_t>(state_row(a, index, kv_head, row)) * state_pitch(a.problem);
 #pragma unroll
       for (int t = 0; t < Shape::kTilesO; ++t) {
-        if (element(t) < a.problem.head_dim_vo)
+        if (element(t) < width)
           __stcg(reinterpret_cast<float2*>(o + element(t)), make_float2(state.o[t][2 * h], state.o[t][2 * h + 1]));
       }
-      if (warp == 0 && lane % 4 == 0) __stcg(a.state_ml + at, make_float2(state.m[h], state.l[h]));
+      if (warp == 0 && lane % 4 == 0) __stcg(reinterpret_cast<float2*>(o + width), make_float2(state.m[h], state.l[h]));
     }
   }
 

@@ -86,6 +86,7 @@ struct Ring {
 struct Walk {
   RowSet set, next_set;
   int32_t set_index, number, left;
+  int32_t entered_states, begun_states;
   bool new_set = true;
 
   __device__ __forceinline__ Walk(const AttendArgs& a, int32_t index) {
@@ -94,6 +95,8 @@ struct Walk {
     set_index = range.set_index;
     number = range.number;
     left = range.num_leaves;
+    entered_states = range.entered_states;
+    begun_states = range.begun_states;
     prefetch(a);
   }
   __device__ __forceinline__ void step(const AttendArgs& a) {

@@ -6,12 +6,11 @@
 // line, which is cut into ranges.  A worker is a (range, kv head): the workers of one range read all kv heads of the same
 // pages at about the same time.
 //
-// Where a range ends inside a row set, states stay behind.  Which ones, and in which slot of their range, follows from
-// the cuts:
-//   a range that holds the row set's first leaf   the row: its whole super-chunks, folded   slot `row_slot`
-//                                                 the started super-chunk after them        slot `prefix_slot`
-//   any other range                               single leaves up to the next super-chunk  slots 0, 1, ..
-//                                                 super-chunks, the last perhaps a prefix   slots after those
+// Where a range ends inside a row set, states stay behind.  Which ones, and in which order, follows from the cuts:
+//   of the row set in which the range enters   single leaves up to the next super-chunk, then super-chunks, the last
+//                                              perhaps a prefix
+//   of the row set that it begins              the row: its whole super-chunks, folded, if any; then the started
+//                                              super-chunk after them, if any
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,6 @@ struct RangeShape {
   int32_t group_size;
   int32_t set_rows;
   int32_t num_ranges;
-  int32_t slots;      // for states of one range: the last two are row_slot and prefix_slot
   uint64_t cut_seed;  // 0: balanced cuts
 };
 
@@ -53,7 +51,14 @@ struct RangeCounts {
 struct alignas(16) Range {
   RowSet set;  // in which it begins
   int32_t set_index, number, num_leaves;
-  int32_t unused;
+  int32_t entered_states;  // index of the first state of the row set that it enters
+  int32_t begun_states;    // and of the row set that it begins and does not end
+  int32_t unused[3];
+};
+
+/** The same for everyone else: where a range begins on the line, and its states. */
+struct alignas(16) RangePlace {
+  int32_t cut, entered_states, begun_states, unused;
 };
 
 /** A row set that several ranges share; `first_range` holds its first leaf, and -1 marks an entry without a set. */
@@ -69,7 +74,7 @@ struct RangeSchedule {
   int32_t* num_shared;
   RowSet* sets;       // [max_sets]
   int32_t max_sets;
-  int32_t* cuts;      // [num_ranges + 1] places on the line
+  RangePlace* places;  // [num_ranges + 1]
   Range* ranges;      // [num_ranges]
   SharedSet* shared;  // [num_ranges], those with a set first
 };
@@ -173,11 +178,11 @@ ATTNFOLD_HD inline int32_t set_at(const RowSet* sets, int32_t num_sets, int32_t 
 }
 
 /** The range that holds place `at` of the line: the last that begins there or before. */
-ATTNFOLD_HD inline int32_t range_at(const int32_t* cuts, int32_t num_ranges, int32_t at) {
+ATTNFOLD_HD inline int32_t range_at(const RangePlace* places, int32_t num_ranges, int32_t at) {
   int32_t low = 0, high = num_ranges - 1;
   while (low < high) {
     const int32_t middle = (low + high + 1) / 2;
-    if (cuts[middle] <= at) {
+    if (places[middle].cut <= at) {
       low = middle;
     } else {
       high = middle - 1;
@@ -233,11 +238,8 @@ ATTNFOLD_HD inline int32_t largest_share_allowed(int32_t leaves, int32_t num_ran
 
 // ------------------------------------------------------------------------------------------------ states
 
-ATTNFOLD_HD inline int32_t row_slot(const RangeShape& shape) { return shape.slots - 2; }
-ATTNFOLD_HD inline int32_t prefix_slot(const RangeShape& shape) { return shape.slots - 1; }
-
-/** Slots that a range needs where no row set has more than `max_leaves` leaves. */
-ATTNFOLD_HD inline int32_t slots_needed(int64_t max_leaves) {
+/** States that one range may leave behind where no row set has more than `max_leaves` leaves. */
+ATTNFOLD_HD inline int32_t max_states(int64_t max_leaves) {
   return static_cast<int32_t>((kSuperChunk - 1) + (max_leaves + kSuperChunk - 1) / kSuperChunk + 1 + 2);
 }
 
@@ -246,8 +248,8 @@ ATTNFOLD_HD inline int32_t first_chunk(const RowSet& s, int32_t entry) {
   return chunk_begin(s, entry) == entry ? entry : chunk_end(s, entry);
 }
 
-/** The slot of the state that begins at `number`, in a range that enters the row set at `entry` > 0. */
-ATTNFOLD_HD inline int32_t slot_of(const RowSet& s, int32_t entry, int32_t number) {
+/** Which state, counted from 0, begins at `number` in a range that enters the row set at `entry` > 0. */
+ATTNFOLD_HD inline int32_t entered_state(const RowSet& s, int32_t entry, int32_t number) {
   const int32_t first = first_chunk(s, entry);
   if (number < first) return number - entry;
   return first - entry + chunk_ordinal(s, number) - chunk_ordinal(s, first);
@@ -269,22 +271,24 @@ ATTNFOLD_HD inline bool is_first_inside(const Range& range, int32_t cut_before) 
   return range.number > 0 && range.number < range.set.num_leaves && cut_before <= range.set.start;
 }
 
-/** States that range `i` leaves behind. */
-inline int32_t num_states(const RowSet* sets, const RangeCounts& n, const int32_t* cuts, int32_t i) {
-  const int32_t begin = cuts[i], end = cuts[i + 1];
-  if (begin == end) return 0;
-  int32_t states = 0;
-  const RowSet& first = sets[set_at(sets, n.sets, begin)];
-  const int32_t entry = begin - first.start;
-  if (entry > 0) {  // single leaves, then super-chunks
-    const int32_t last = (end - first.start < first.num_leaves ? end - first.start : first.num_leaves) - 1;
-    states += slot_of(first, entry, last) + 1;
+/** How many states a range leaves behind. */
+struct RangeStates {
+  int32_t entered, begun;
+};
+
+ATTNFOLD_HD inline RangeStates count_states(const RowSet* sets, const RangeCounts& n, const Range& range) {
+  RangeStates states{};
+  if (range.num_leaves == 0) return states;
+  const int32_t begin = range.set.start + range.number, end = begin + range.num_leaves;
+  if (range.number > 0) {
+    const int32_t last = end - range.set.start < range.set.num_leaves ? end - range.set.start : range.set.num_leaves;
+    states.entered = entered_state(range.set, range.number, last - 1) + 1;
   }
   const RowSet& last = sets[set_at(sets, n.sets, end - 1)];
   const int32_t number = end - last.start;
-  if (number < last.num_leaves && (entry == 0 || last.start > begin)) {  // a row, and a started super-chunk
+  if (number < last.num_leaves && last.start >= begin) {
     const int32_t whole = chunk_begin(last, number);
-    states += (whole > 0 ? 1 : 0) + (whole < number ? 1 : 0);
+    states.begun = (whole > 0 ? 1 : 0) + (whole < number ? 1 : 0);
   }
   return states;
 }
@@ -313,16 +317,22 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     }
     if (largest <= largest_share_allowed(n.leaves, shape.num_ranges)) break;
   }
-  for (int32_t i = 0; i <= shape.num_ranges; ++i) out->cuts[i] = cut_at(rule, i);
   *out->num_shared = 0;
+  int32_t states = 0;
   for (int32_t i = 0; i < shape.num_ranges; ++i) {
-    const Range range = make_range(out->sets, n, out->cuts[i], out->cuts[i + 1]);
+    Range range = make_range(out->sets, n, cut_at(rule, i), cut_at(rule, i + 1));
+    const RangeStates left = count_states(out->sets, n, range);
+    range.entered_states = states;
+    range.begun_states = states + left.entered;
+    states += left.entered + left.begun;
     out->ranges[i] = range;
+    out->places[i] = {cut_at(rule, i), range.entered_states, range.begun_states, 0};
     out->shared[i] = {{}, -1, {}};
-    if (i > 0 && is_first_inside(range, out->cuts[i - 1])) {
+    if (i > 0 && is_first_inside(range, cut_at(rule, i - 1))) {
       out->shared[(*out->num_shared)++] = {range.set, i - 1, {}};
     }
   }
+  out->places[shape.num_ranges] = {n.leaves, states, states, 0};
 }
 
 }  // namespace attnfold

@@ -76,7 +76,7 @@ struct Arrays {
   RangeCounts counts{};
   int32_t num_shared = 0;
   std::vector<RowSet> sets;
-  std::vector<int32_t> cuts;
+  std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
 };
@@ -85,7 +85,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
   std::mt19937_64 rng(test::seed());
   constexpr int32_t kMaxSets = 8192, kMaxRanges = 512, kMaxBatch = 2000;
   char* memory = nullptr;
-  const size_t sizes[] = {sizeof(RangeCounts), 4, kMaxSets * sizeof(RowSet), (kMaxRanges + 1) * 4, kMaxRanges * sizeof(Range),
+  const size_t sizes[] = {sizeof(RangeCounts), 4, kMaxSets * sizeof(RowSet), (kMaxRanges + 1) * sizeof(RangePlace), kMaxRanges * sizeof(Range),
                           kMaxRanges * sizeof(SharedSet), (kMaxBatch + 1) * 4, kMaxBatch * 4};
   size_t offsets[8], total = 0;
   for (int i = 0; i < 8; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
@@ -94,7 +94,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     const int32_t batch = static_cast<int32_t>(rng() % (round % 50 ? 40 : kMaxBatch));
     const int32_t longest = round % 3 ? 3000 : 100000;
     RangeShape shape{1 + static_cast<int32_t>(rng() % 17), 1 + static_cast<int32_t>(rng() % 16),
-                     1 + static_cast<int32_t>(rng() % kMaxRanges), 0, rng() % 3 ? 0 : rng()};
+                     1 + static_cast<int32_t>(rng() % kMaxRanges), rng() % 3 ? 0 : rng()};
     Mask mask;
     mask.causal = rng() % 2;
     if (rng() % 3 == 0) mask.window_left = static_cast<int32_t>(rng() % 3000);
@@ -107,13 +107,13 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     }
     Arrays host;
     host.sets.resize(kMaxSets);
-    host.cuts.resize(kMaxRanges + 1);
+    host.places.resize(kMaxRanges + 1);
     host.ranges.resize(kMaxRanges);
     host.shared.resize(kMaxRanges);
     Arrays device = host;
     if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets) continue;
     RangeSchedule schedule{&host.counts, &host.num_shared, host.sets.data(), kMaxSets,
-                           host.cuts.data(), host.ranges.data(), host.shared.data()};
+                           host.places.data(), host.ranges.data(), host.shared.data()};
     build_range_schedule(shape, mask, batch, indptr.data(), kv_len.data(), &schedule);
 
     const auto at = [&](int i) { return memory + offsets[i]; };
@@ -121,12 +121,12 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     kv_len.push_back(0);  // so that there is something to copy
     ASSERT_EQ(cudaMemcpy(at(7), kv_len.data(), static_cast<size_t>(batch) * 4, cudaMemcpyHostToDevice), cudaSuccess);
     const RangeSchedule on_gpu{reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
-                               reinterpret_cast<RowSet*>(at(2)), kMaxSets, reinterpret_cast<int32_t*>(at(3)),
+                               reinterpret_cast<RowSet*>(at(2)), kMaxSets, reinterpret_cast<RangePlace*>(at(3)),
                                reinterpret_cast<Range*>(at(4)), reinterpret_cast<SharedSet*>(at(5))};
     const cuda::PlanArgs args{shape, mask, batch, 1 << 30, reinterpret_cast<const int32_t*>(at(6)),
                               reinterpret_cast<const int32_t*>(at(7)), nullptr, on_gpu};
     ASSERT_EQ(cuda::launch_plan(args, nullptr), cudaSuccess);
-    void* to[] = {&device.counts, &device.num_shared, device.sets.data(), device.cuts.data(), device.ranges.data(),
+    void* to[] = {&device.counts, &device.num_shared, device.sets.data(), device.places.data(), device.ranges.data(),
                   device.shared.data()};
     for (int i = 0; i < 6; ++i) ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
     const RangeCounts &h = host.counts, &d = device.counts;
@@ -140,7 +140,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     ASSERT_TRUE(same(host.sets, device.sets, kMaxSets - static_cast<size_t>(h.empty_sets),
                      static_cast<size_t>(h.empty_sets)))
         << round;
-    ASSERT_TRUE(same(host.cuts, device.cuts, 0, ranges + 1)) << round;
+    ASSERT_TRUE(same(host.places, device.places, 0, ranges + 1)) << round;
     ASSERT_TRUE(same(host.ranges, device.ranges, 0, ranges)) << round;
     ASSERT_TRUE(same(host.shared, device.shared, 0, ranges)) << round;
   }
