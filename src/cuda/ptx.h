@@ -55,6 +55,9 @@ __device__ __forceinline__ void copy_16_or_zeros(uint32_t to, const void* from, 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/** Brings a line from memory to L2. */
+__device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ------------------------------------------------------------------------------------------------ barriers in shared memory
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {

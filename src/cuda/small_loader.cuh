@@ -30,6 +30,15 @@ __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& w
   return source;
 }
 
+/** Brings to L2 the page ids that are asked for after those of the walk's leaf. */
+__device__ __forceinline__ void prefetch_page_ids(const AttendArgs& a, const Walk& walk, int warp, int lane) {
+  if (a.problem.ragged || lane > 0 || walk.left < 2) return;
+  const bool same_set = walk.number + 1 < walk.set.num_leaves;
+  const int32_t request = same_set ? walk.set.request : walk.next_set.request;
+  const int32_t leaf = same_set ? leaf_of(walk.set, walk.number + 1) : leaf_of(walk.next_set, 0);
+  prefetch_to_l2(pages_of(a.lengths, request) + (leaf * kLeaf + warp * kWarpKeys) / a.problem.page_size);
+}
+
 /** A pointer that the compiler keeps as it is, where it would add its parts up anew at each use. */
 __device__ __forceinline__ const char* kept(const char* p) {
   asm volatile("mov.u64 %0, %0;" : "+l"(p));
@@ -151,6 +160,7 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
     copier.copy_v(a, here, Shape::kv(shared, ring.stage));
     barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
     ring.next();
+    prefetch_page_ids(a, walk, warp, lane);
   }
 }
 
