@@ -4,17 +4,21 @@
 enable_language(CUDA)
 find_package(CUDAToolkit 12.0 REQUIRED)
 
-# attnfold_add_cuda(target): adds the backend to an object library.
-function(attnfold_add_cuda target)
-  file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.cpp src/cuda/*.cu)
-  list(REMOVE_ITEM sources "${PROJECT_SOURCE_DIR}/src/cuda/rows.cpp")
-  target_sources(${target} PRIVATE ${sources})
+# attnfold_compile_cuda(target): how the .cu files of a target are compiled.
+function(attnfold_compile_cuda target)
   target_compile_definitions(${target} PRIVATE ATTNFOLD_WITH_CUDA)
-  set_target_properties(${target} PROPERTIES
-    CUDA_ARCHITECTURES OFF CUDA_VISIBILITY_PRESET hidden)
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80>"
     # As for C++: a fused a*b+c is written where it is meant.
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 -fmad=false -ftz=false -prec-div=true --threads 2>")
   target_include_directories(${target} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+endfunction()
+
+# attnfold_add_cuda(target): adds the backend to an object library.
+function(attnfold_add_cuda target)
+  file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.cpp src/cuda/*.cu)
+  list(REMOVE_ITEM sources "${PROJECT_SOURCE_DIR}/src/cuda/rows.cpp")
+  target_sources(${target} PRIVATE ${sources})
+  attnfold_compile_cuda(${target})
 endfunction()

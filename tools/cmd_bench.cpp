@@ -8,6 +8,7 @@
 
 #include "bench_call.h"
 #include "bench_workers.h"
+#include "bench_cuda.h"
 #include "command.h"
 #include "engine.h"
 #include "machine.h"
@@ -22,7 +23,9 @@ struct BenchOptions {
   std::vector<int> workers;
   bool quick = false;
   int32_t threads = 0;
-  std::string json_file, isa, backend = "cpu";
+  std::string json_file, isa;
+  attnfold_backend backend = ATTNFOLD_CPU;
+  std::vector<std::string> shapes;
 };
 
 struct Row {
@@ -321,6 +324,19 @@ int run_worker_sweep(const BenchOptions& options) {
 }
 
 int run_bench(const BenchOptions& options) {
+  if (options.backend == ATTNFOLD_CUDA) {
+#if defined(ATTNFOLD_WITH_CUDA)
+    try {
+      bench_cuda(options.shapes, options.quick ? 4 : 12, options.json_file);
+    } catch (const std::runtime_error& error) {
+      throw BadInput(error.what());
+    }
+    return kRight;
+#else
+    throw BadInput("--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
+#endif
+  }
+  if (!options.shapes.empty()) throw BadInput("--shapes: expected with --backend cuda alone");
   require_isa(options.isa);
   if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file;
@@ -382,6 +398,9 @@ void add_bench(CLI::App& app, Command& command) {
   add_threads_flag(sub, options->threads);
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);
+  sub->add_option("--shapes", options->shapes, "CUDA: these shapes of the table alone")
+      ->delimiter(',')
+      ->type_name("LIST");
   sub->add_option("--json", options->json_file, "Write the results to this file too")
       ->type_name("FILE");
   sub->footer(

@@ -17,6 +17,7 @@ using nlohmann::json;
 struct RunOptions {
   std::string file, out, isa, prefixes = "auto";
   int32_t threads = 0, workers = 0, repeat = 0;
+  attnfold_backend backend = ATTNFOLD_CPU;
   bool as_json = false;
 };
 
@@ -115,6 +116,7 @@ int run_run(const RunOptions& options) {
   execution.prefix_use = options.prefixes == "off"      ? ATTNFOLD_PREFIX_OFF
                          : options.prefixes == "always" ? ATTNFOLD_PREFIX_ALWAYS
                                                         : ATTNFOLD_PREFIX_AUTO;
+  execution.backend = options.backend;
 
   PreparedCall prepared(call, execution);
   const Timing timing = time_call(prepared, options.repeat);
@@ -176,6 +178,7 @@ void add_run(CLI::App& app, Command& command) {
                   "wherever there are any")
       ->type_name("auto|off|always")
       ->check(CLI::IsMember({"auto", "off", "always"}));
+  add_backend_flag(sub, options->backend);
   sub->add_option("--repeat", options->repeat, "Timed runs; default as many as half a second holds")
       ->check(in_range(1, 1000000));
   sub->add_flag("--json", options->as_json, "Print JSON");

@@ -23,7 +23,6 @@ using Step = std::function<void(const std::string&)>;
 struct Options {
   std::vector<std::string> files, cases;
   VerifyOptions verify;
-  std::string backend = "cpu";
   bool as_json = false, list_cases = false;
   bool diagnose = false;
 };
@@ -195,6 +194,7 @@ void add_verify(CLI::App& app, Command& command) {
   add_backend_flag(sub, options->backend);
   sub->add_flag("--diagnose", options->diagnose,
                 "Instead: which known faults explain the recorded answers of the files");
+  add_backend_flag(sub, options->verify.backend);
   sub->add_flag("--list-cases", options->list_cases, "List the cases and what each claims");
   sub->add_flag("--json", options->as_json, "Print JSON");
   sub->footer(

@@ -78,12 +78,14 @@ CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa) {
       ->type_name("NAME");
 }
 
-CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend) {
+CLI::Option* add_backend_flag(CLI::App* sub, attnfold_backend& backend) {
   auto check = [](std::string& text) -> std::string {
-    return text == "cpu" ? std::string() : fmt::format("expected cpu, got {}", text);
+    if (text == "cpu" || text == "cuda") return {};
+    return fmt::format("expected cpu or cuda, got {}", text);
   };
-  return sub->add_option("--backend", backend, "Where to run")
-      ->check(CLI::Validator(check, "cpu"))
+  auto set = [&backend](const std::string& text) { backend = text == "cuda" ? ATTNFOLD_CUDA : ATTNFOLD_CPU; };
+  return sub->add_option_function<std::string>("--backend", set, "Where to run: cpu or cuda")
+      ->check(CLI::Validator(check, "cpu or cuda"))
       ->type_name("NAME");
 }
 

@@ -42,7 +42,7 @@ CLI::Validator in_range(int64_t low, int64_t high);
 // Flags that mean the same in every subcommand.
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads);
 CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa);
-CLI::Option* add_backend_flag(CLI::App* sub, std::string& backend);
+CLI::Option* add_backend_flag(CLI::App* sub, attnfold_backend& backend);
 
 /** Throws BadInput unless `isa` is "" or names a kernel row that this machine can run. */
 void require_isa(const std::string& isa);

@@ -20,25 +20,34 @@ PreparedCall::PreparedCall(const check::Call& call, const attnfold_execution& ex
   attnfold_plan* plan = nullptr;
   require_ok(attnfold_plan_create(&call.problem, &execution, &plan));
   plan_.reset(plan);
+  workspace_bytes_ = attnfold_plan_workspace_bytes(plan);
+  if (execution.backend == ATTNFOLD_CUDA) {
+    device_ = std::make_unique<check::DeviceCall>(call);
+    tensors_ = device_->tensors();
+    device_workspace_ = device_->workspace(workspace_bytes_);
+    update();
+    return;
+  }
   update();
   const int64_t rows_heads = int64_t{call.num_rows()} * call.problem.qo_heads;
   const DType o_dtype = static_cast<DType>(call.problem.o_dtype);
   o_ = check::Buffer(
       static_cast<size_t>(rows_heads * call.problem.head_dim_vo * dtype_bytes(o_dtype)));
   lse_.resize(static_cast<size_t>(rows_heads));
-  workspace_ = check::Buffer(attnfold_plan_workspace_bytes(plan));
+  workspace_ = check::Buffer(workspace_bytes_);
   tensors_.o = o_.data();
   tensors_.lse = lse_.data();
 }
 
 void PreparedCall::update() {
-  const attnfold_lengths lengths = call_.lengths();
+  const attnfold_lengths lengths = device_ ? device_->lengths() : call_.lengths();
   require_ok(attnfold_plan_update(plan_.get(), &lengths, nullptr));
 }
 
 void PreparedCall::run() {
-  require_ok(
-      attnfold_plan_run(plan_.get(), &tensors_, workspace_.data(), workspace_.size(), nullptr));
+  void* workspace = device_ ? device_workspace_ : workspace_.data();
+  require_ok(attnfold_plan_run(plan_.get(), &tensors_, workspace, workspace_bytes_, nullptr));
+  if (device_) device_->finish();
 }
 
 attnfold_plan_report PreparedCall::report() const {
@@ -53,6 +62,11 @@ check::Answer PreparedCall::take_answer() {
   answer.report = report();
   answer.kernel = kernel();
   answer.numerics_id = numerics_id();
+  if (device_) {
+    if (const std::string wrong = device_->take(&answer); !wrong.empty())
+      throw EngineError(ATTNFOLD_INTERNAL, wrong);
+    return answer;
+  }
   answer.o = std::move(o_);
   answer.lse = std::move(lse_);
   return answer;

@@ -8,6 +8,7 @@
 
 #include "attnfold/attnfold.h"
 #include "check/call.h"
+#include "check/device_call.h"
 
 namespace attnfold::tools {
 
@@ -31,7 +32,7 @@ class PreparedCall {
   attnfold_plan_report report() const;
   const char* kernel() const { return attnfold_plan_kernel(plan_.get()); }
   const char* numerics_id() const { return attnfold_plan_numerics_id(plan_.get()); }
-  size_t workspace_bytes() const { return workspace_.size(); }
+  size_t workspace_bytes() const { return workspace_bytes_; }
 
   /** Moves the outputs out; run() must not be called afterwards. */
   check::Answer take_answer();
@@ -45,6 +46,9 @@ class PreparedCall {
   check::Buffer o_, workspace_;
   std::vector<float> lse_;
   attnfold_tensors tensors_;
+  size_t workspace_bytes_ = 0;
+  std::unique_ptr<check::DeviceCall> device_;  // on CUDA: everything is there
+  void* device_workspace_ = nullptr;
 };
 
 /** (query, key) pairs in which the query's token may see the key, over all requests and one head.

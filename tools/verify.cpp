@@ -66,6 +66,7 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
   wide.problem.o_dtype = ATTNFOLD_F32;
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   execution.isa = isa;
+  execution.backend = options.backend;
 
   step("engine");
   const check::RunResult first = check::run_engine(wide, execution);
@@ -77,7 +78,8 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
   step("oracle");
   const ref::Truth truth = ref::answer(call);
   verdict.engine =
-      check::judge(call, truth, first.answer.o.data(), DType::f32, first.answer.lse.data(), 0);
+      check::judge(call, truth, first.answer.o.data(), DType::f32, first.answer.lse.data(), 0,
+                   check::bound_of(first.answer.numerics_id));
   if (call.recorded_o != nullptr) {
     verdict.recorded_lse = !call.recorded_lse.empty();
     const float* lse = call.recorded_lse.empty() ? nullptr : call.recorded_lse.data();
@@ -90,7 +92,7 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
 
   step("schedules");
   for (const attnfold_execution& other :
-       check::distinct_schedules(wide, options.schedules, options.seed, isa)) {
+       check::distinct_schedules(wide, options.schedules, options.seed, isa, options.backend)) {
     step(fmt::format("schedule {} of {}", verdict.num_schedules + 1, options.schedules));
     const check::RunResult result = check::run_engine(wide, other);
     if (result.status != ATTNFOLD_OK) return refused(std::move(verdict), result);

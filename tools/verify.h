@@ -17,6 +17,7 @@ struct VerifyOptions {
   int schedules = 20;
   uint64_t seed = 1;
   std::string isa;
+  attnfold_backend backend = ATTNFOLD_CPU;
 };
 
 struct Verdict {

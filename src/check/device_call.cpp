@@ -49,7 +49,8 @@ class DeviceBuffer {
   bool canaries_whole() const {
     unsigned char edges[2][kCanaryBytes];
     require(cudaMemcpy(edges[0], base_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    require(cudaMemcpy(edges[1], data() + bytes_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    require(cudaMemcpy(edges[1], data() + bytes_, kCanaryBytes, cudaMemcpyDeviceToHost),
+            "cudaMemcpy");
     for (const auto& edge : edges)
       for (const unsigned char byte : edge)
         if (byte != kCanary) return false;
@@ -91,9 +92,10 @@ DeviceCall::DeviceCall(const Call& call) : call_(call), memory_(std::make_unique
 DeviceCall::~DeviceCall() = default;
 
 attnfold_lengths DeviceCall::lengths() const {
-  const auto pointer = [&](const DeviceBuffer& b) {  // where a table has no entry, something to point at
-    return reinterpret_cast<const int32_t*>(b.data() ? b.data() : memory_->q.data());
-  };
+  const auto pointer =
+      [&](const DeviceBuffer& b) {  // where a table has no entry, something to point at
+        return reinterpret_cast<const int32_t*>(b.data() ? b.data() : memory_->q.data());
+      };
   attnfold_lengths lengths = call_.lengths();
   lengths.qo_indptr = pointer(memory_->qo_indptr);
   if (lengths.kv_len) lengths.kv_len = pointer(memory_->kv_len);
@@ -105,12 +107,14 @@ attnfold_lengths DeviceCall::lengths() const {
 
 attnfold_tensors DeviceCall::tensors() {
   Memory& m = *memory_;
-  const size_t rows = static_cast<size_t>(call_.num_rows()) * static_cast<size_t>(call_.problem.qo_heads);
+  const size_t rows =
+      static_cast<size_t>(call_.num_rows()) * static_cast<size_t>(call_.problem.qo_heads);
   const int o_bytes = dtype_bytes(static_cast<DType>(call_.problem.o_dtype));
   m.o = DeviceBuffer(rows * static_cast<size_t>(call_.problem.head_dim_vo * o_bytes));
   m.lse = DeviceBuffer(rows * sizeof(float));
   const auto moved = [](const void* host, const Buffer& from, const DeviceBuffer& to) {
-    return to.data() + (static_cast<const char*>(host) - reinterpret_cast<const char*>(from.data()));
+    return to.data() +
+           (static_cast<const char*>(host) - reinterpret_cast<const char*>(from.data()));
   };
   attnfold_tensors t = call_.tensors();
   t.q = moved(t.q, *call_.q, m.q);
@@ -128,8 +132,10 @@ void* DeviceCall::workspace(size_t bytes) {
   return memory_->workspace.data();
 }
 
+void DeviceCall::finish() { require(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
 std::string DeviceCall::take(Answer* answer) {
-  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  finish();
   const Memory& m = *memory_;
   for (const auto& [name, buffer] : {std::pair<const char*, const DeviceBuffer*>{"o", &m.o},
                                      {"lse", &m.lse},
@@ -157,7 +163,8 @@ RunResult engine_failure(attnfold_status status) {
 RunResult run_on_device(const Call& call, const attnfold_execution& execution) {
   attnfold_plan* created = nullptr;
   attnfold_status status = attnfold_plan_create(&call.problem, &execution, &created);
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(created, attnfold_plan_destroy);
+  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
+      created, attnfold_plan_destroy);
   if (status != ATTNFOLD_OK) return engine_failure(status);
   DeviceCall device(call);
   const attnfold_lengths lengths = device.lengths();
@@ -191,6 +198,7 @@ DeviceCall::~DeviceCall() = default;
 attnfold_lengths DeviceCall::lengths() const { return call_.lengths(); }
 attnfold_tensors DeviceCall::tensors() { return call_.tensors(); }
 void* DeviceCall::workspace(size_t) { return nullptr; }
+void DeviceCall::finish() {}
 std::string DeviceCall::take(Answer*) { return ""; }
 
 RunResult run_on_device(const Call& call, const attnfold_execution& execution) {

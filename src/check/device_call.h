@@ -7,7 +7,8 @@
 
 namespace attnfold::check {
 
-/** Device copies of a call's inputs, and outputs between canaries.  Throws std::runtime_error where CUDA fails. */
+/** Device copies of a call's inputs, and outputs between canaries.  Throws std::runtime_error where
+ * CUDA fails. */
 class DeviceCall {
  public:
   explicit DeviceCall(const Call& call);
@@ -16,10 +17,14 @@ class DeviceCall {
   DeviceCall& operator=(const DeviceCall&) = delete;
 
   attnfold_lengths lengths() const;
-  attnfold_tensors tensors();  // with o and lse, which are poisoned again
+  attnfold_tensors tensors();     // with o and lse, which are poisoned again
   void* workspace(size_t bytes);  // poisoned
 
-  /** Copies o and lse back once the device is done; returns what is wrong with the canaries, or "". */
+  /** Waits for the device. */
+  void finish();
+
+  /** Copies o and lse back once the device is done; returns what is wrong with the canaries, or "".
+   */
   std::string take(Answer* answer);
 
  private:

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <set>
 #include <sstream>
 
+#include "check/device_call.h"
 #include "check/random.h"
 
 namespace attnfold::check {
@@ -188,7 +190,9 @@ std::string difference(const Place& place, const std::string& what, const void* 
 bool schedule_id_of(const Call& call, const attnfold_execution& execution, uint64_t* id) {
   attnfold_plan* plan = nullptr;
   if (attnfold_plan_create(&call.problem, &execution, &plan) != ATTNFOLD_OK) return false;
-  const attnfold_lengths lengths = call.lengths();
+  const bool on_device = execution.backend == ATTNFOLD_CUDA;
+  const std::unique_ptr<DeviceCall> device = on_device ? std::make_unique<DeviceCall>(call) : nullptr;
+  const attnfold_lengths lengths = on_device ? device->lengths() : call.lengths();
   attnfold_plan_report report{};
   report.struct_size = sizeof(report);
   const bool good = attnfold_plan_update(plan, &lengths, nullptr) == ATTNFOLD_OK &&
@@ -244,7 +248,7 @@ std::string first_difference(const Call& call, const Answer& a, const Answer& b)
 }
 
 std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, uint64_t seed,
-                                                   const char* isa) {
+                                                   const char* isa, attnfold_backend backend) {
   constexpr int32_t kWorkers[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 32};
   constexpr int kNumWorkers = static_cast<int>(std::size(kWorkers));
   constexpr int kFruitless = 40;  // candidates in a row that bring nothing new before giving up
@@ -252,6 +256,7 @@ std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, u
 
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   execution.isa = isa;
+  execution.backend = backend;
   std::vector<attnfold_execution> found = {execution};
   uint64_t id = 0;
   if (!schedule_id_of(call, execution, &id)) return found;
@@ -263,6 +268,8 @@ std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, u
     const bool balanced = i < kNumWorkers;
     const uint64_t draw = hash_of(seed, i);
     execution.num_workers = kWorkers[balanced ? i : static_cast<int>(draw % kNumWorkers)];
+    if (backend == ATTNFOLD_CUDA)  // which cuts for each kv head
+      execution.num_workers = std::min(execution.num_workers * call.problem.kv_heads, 1024);
     execution.num_threads = 1 + i % kMaxThreads;
     execution.cut_seed = balanced ? 0 : draw | 1;
     const bool is_new = schedule_id_of(call, execution, &id) && ids.insert(id).second;

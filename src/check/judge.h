@@ -41,6 +41,7 @@ std::string first_difference(const Call& call, const Answer& a, const Answer& b)
 /** Executions whose schedules are distinct (by schedule_id), at most `want`; the first is the
  * default one. */
 std::vector<attnfold_execution> distinct_schedules(const Call& call, int want, uint64_t seed,
-                                                   const char* isa);
+                                                   const char* isa,
+                                                   attnfold_backend backend = ATTNFOLD_CPU);
 
 }  // namespace attnfold::check

@@ -23,18 +23,20 @@ struct AttendArgs {
   float* states;  // [states, kv_heads, set_rows, head_dim_vo + 4]: o, then m, l and two unused
 };
 
-/** A block of the second kernel (cuda/fold_states.cuh) has warps_per_row warps for each of its rows. */
+/** A block of the second kernel (cuda/fold_states.cuh) has warps_per_row warps for each of its
+ * rows. */
 struct FoldArgs {
   AttendArgs attend;
   int32_t warps_per_row;
 };
 
-/** Floats of one row of a state.  States lie close together: the fewer pages of memory they touch, the sooner the second
- * kernel has them. */
+/** Floats of one row of a state.  States lie close together: the fewer pages of memory they touch,
+ * the sooner the second kernel has them. */
 ATTNFOLD_HD inline int32_t state_pitch(const Problem& p) { return p.head_dim_vo + 4; }
 
 /** Index of a row of a state, in rows. */
-ATTNFOLD_HD inline int32_t state_row(const AttendArgs& a, int32_t state, int32_t kv_head, int32_t row) {
+ATTNFOLD_HD inline int32_t state_row(const AttendArgs& a, int32_t state, int32_t kv_head,
+                                     int32_t row) {
   return (state * a.problem.kv_heads + kv_head) * a.shape.set_rows + row;
 }
 
@@ -43,7 +45,8 @@ struct RowPlace {
   int64_t token;
   int32_t head;
 };
-ATTNFOLD_HD inline RowPlace place_of_row(const AttendArgs& a, const RowSet& s, int32_t kv_head, int32_t row) {
+ATTNFOLD_HD inline RowPlace place_of_row(const AttendArgs& a, const RowSet& s, int32_t kv_head,
+                                         int32_t row) {
   const int32_t r = s.row_begin + row, group = a.shape.group_size;
   return {static_cast<int64_t>(s.q_token) + r / group, kv_head * group + r % group};
 }

@@ -1,19 +1,22 @@
-// Attention of a few rows on many keys: decode steps and speculative verification.  bf16 and fp16, tensor cores of sm_80
-// and later.
+// Attention of a few rows on many keys: decode steps and speculative verification.  bf16 and fp16,
+// tensor cores of sm_80 and later.
 //
-// A worker (one block) takes a range of leaves for one kv head.  Four loader warps bring K and V; four matrix warps make
-// the leaf's state and fold it.  Per leaf of 128 keys, for R <= 16 rows and head dim D:
-//   K, V   global -> shared   2 * 128 * D * 2 bytes, each byte once; loader warp w brings keys [32 w, 32 w + 32)
-//   S      [R, 128] registers matrix warp w makes keys [32 w, 32 w + 32)
-//   P      [R, 128] shared    16-bit; every warp needs all of it
-//   O      [R, D] registers   matrix warp w makes elements [w D/4, (w+1) D/4): three copies, of the leaf, its super-chunk
+// A worker (one block) takes a range of leaves for one kv head.  Four loader warps bring K and V;
+// four matrix warps make the leaf's state and fold it.  Per leaf of 128 keys, for R <= 16 rows and
+// head dim D:
+//   K, V   global -> shared   2 * 128 * D * 2 bytes, each byte once; loader warp w brings keys [32
+//   w, 32 w + 32) S      [R, 128] registers matrix warp w makes keys [32 w, 32 w + 32) P      [R,
+//   128] shared    16-bit; every warp needs all of it O      [R, D] registers   matrix warp w makes
+//   elements [w D/4, (w+1) D/4): three copies, of the leaf, its super-chunk
 //                             and the row, so that no state moves until a range or a row ends
-// Splitting keys for S and elements for O needs no exchange of O, and makes the number of warps invisible to the result.
+// Splitting keys for S and elements for O needs no exchange of O, and makes the number of warps
+// invisible to the result.
 //
 // What the bits hang on, besides the canonical fold:
 //   1. q.k: k steps of 16, ascending, into an accumulator that starts at 0;
 //   2. m = c * max(q.k), p = 2^(fma(q.k, c, -m));
-//   3. l: each lane's keys of a warp one after the other, then the warps in order, then lanes 1 and 2 apart;
+//   3. l: each lane's keys of a warp one after the other, then the warps in order, then lanes 1 and
+//   2 apart;
 //   4. o: p rounded to the 16-bit type of V, keys ascending, into an accumulator that starts at 0.
 #pragma once
 
@@ -33,21 +36,24 @@ __device__ __forceinline__ void init_shared(uint32_t shared, int32_t head_dim) {
     }
     for (int i = 0; i < Shape::kStagesQ; ++i) barrier_init(Shape::full_q(shared, i), kGroupThreads);
   }
-  if (head_dim < Shape::kDim) {  // elements that no copy fills
+  if (head_dim < Shape::kDim) {                                  // elements that no copy fills
     const uint32_t bytes = offsetof(typename Shape::Shared, p);  // of k, v and q
-    for (uint32_t at = threadIdx.x * 4; at < bytes; at += kBlockThreads * 4) store_shared(shared + at, 0u);
+    for (uint32_t at = threadIdx.x * 4; at < bytes; at += kBlockThreads * 4)
+      store_shared(shared + at, 0u);
   }
   __syncthreads();
 }
 
 template <class Shape, class T>
-__global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm) attend_small(const __grid_constant__ AttendArgs a) {
+__global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm)
+    attend_small(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
   init_shared<Shape>(shared, a.problem.head_dim_vo);
   const int32_t kv_head = static_cast<int32_t>(blockIdx.x % a.problem.kv_heads);
   const int32_t range = static_cast<int32_t>(blockIdx.x / a.problem.kv_heads);
-  const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps), lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps),
+            lane = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x < kGroupThreads) {
     if constexpr (Shape::kBlocksPerSm == 2) give_registers<80>();
     load_range<Shape>(a, shared, range, kv_head, warp, lane);

@@ -24,15 +24,16 @@ uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's byte
 }
 
 /**
- * Ranges that the line is cut into, for `workers` blocks that run at once: as many as there is room for, unless that
- * leaves more than a tenth of the blocks idle; then more, in several rounds.
+ * Ranges that the line is cut into, for `workers` blocks that run at once: as many as there is room
+ * for, unless that leaves more than a tenth of the blocks idle; then more, in several rounds.
  */
 int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
-  const auto idle = [&](int32_t ranges) {  // blocks of the rounds that have nothing to do, per thousand
-    const int64_t blocks = static_cast<int64_t>(ranges) * kv_heads;
-    const int64_t room = (blocks + workers - 1) / workers * workers;
-    return (room - blocks) * 1000 / room;
-  };
+  const auto idle =
+      [&](int32_t ranges) {  // blocks of the rounds that have nothing to do, per thousand
+        const int64_t blocks = static_cast<int64_t>(ranges) * kv_heads;
+        const int64_t room = (blocks + workers - 1) / workers * workers;
+        return (room - blocks) * 1000 / room;
+      };
   int32_t best = std::max(workers / kv_heads, 1);
   if (idle(best) <= 100) return best;
   for (int32_t ranges = best + 1; ranges <= best + 8; ++ranges) {
@@ -41,19 +42,22 @@ int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
   return best;
 }
 
-/** The largest unit of which both strides are multiples, so that the place of any key fits in 32 bits. */
-Status kv_steps(const char* name, const View<const char>& view, bool ragged, int64_t num_pages, KvSteps* out) {
+/** The largest unit of which both strides are multiples, so that the place of any key fits in 32
+ * bits. */
+Status kv_steps(const char* name, const View<const char>& view, bool ragged, int64_t num_pages,
+                KvSteps* out) {
   const int64_t page = ragged ? 0 : view.stride_page, token = view.stride_token;
   const auto unserved = [&](const char* expected) -> Status {
-    return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected " + expected + ", got " + std::to_string(page) +
-                                      " and " + std::to_string(token)};
+    return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected " + expected + ", got " +
+                                      std::to_string(page) + " and " + std::to_string(token)};
   };
-  if (page < 0 || token < 0) return unserved("strides of pages and tokens that are not negative on CUDA");
+  if (page < 0 || token < 0)
+    return unserved("strides of pages and tokens that are not negative on CUDA");
   const int64_t unit = std::max<int64_t>(std::gcd(page, token), 1);
   if (std::max(page / unit * num_pages, token / unit) > INT32_MAX || unit > INT32_MAX / 2)
     return unserved("strides whose multiples count every row in 31 bits");
-  *out = {static_cast<uint32_t>(ragged ? token / unit : page / unit), static_cast<uint32_t>(token / unit),
-          static_cast<uint32_t>(2 * unit)};
+  *out = {static_cast<uint32_t>(ragged ? token / unit : page / unit),
+          static_cast<uint32_t>(token / unit), static_cast<uint32_t>(2 * unit)};
   return {};
 }
 
@@ -110,14 +114,17 @@ Status CudaPlan::create(const attnfold_problem* problem, const attnfold_executio
     device_ = 0;
   }
   const std::string why = cuda::why_not(device_);
-  if (!why.empty()) return {ATTNFOLD_UNSUPPORTED, "backend: expected one that this machine runs, got ATTNFOLD_CUDA; " + why};
+  if (!why.empty())
+    return {ATTNFOLD_UNSUPPORTED,
+            "backend: expected one that this machine runs, got ATTNFOLD_CUDA; " + why};
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_ERROR(choose_kernel());
   ATTNFOLD_RETURN_IF_ERROR(reserve(execution));
   return load_kernels();
 }
 
-/** The instantiation with the fewest rows and elements that hold the problem's.  None of this changes a bit. */
+/** The instantiation with the fewest rows and elements that hold the problem's.  None of this
+ * changes a bit. */
 Status CudaPlan::choose_kernel() {
   std::string reasons;
   for (int i = 0; i < kNumKernelRows; ++i) {
@@ -125,7 +132,9 @@ Status CudaPlan::choose_kernel() {
     if (why.empty()) row_ = &kernel_row(i);
     reasons += (i > 0 ? "; " : "") + std::string(kernel_row(i).name) + ": " + why;
   }
-  if (!row_) return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + reasons};
+  if (!row_)
+    return {ATTNFOLD_UNSUPPORTED,
+            "problem: expected one that a kernel row serves; nearest: " + reasons};
   kernels_ = row_->dtype == DType::bf16 ? kernels_bf16() : kernels_f16();
   // One new token per request, unless the maxima leave room for more.
   const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
@@ -135,7 +144,8 @@ Status CudaPlan::choose_kernel() {
   const SmallKernel* best = nullptr;
   for (int32_t i = 0; i < kernels_.num_small; ++i) {
     const SmallKernel& k = kernels_.small[i];
-    if (k.row_tiles == tiles && k.dim >= problem_.head_dim_vo && (!best || k.dim < best->dim)) best = &k;
+    if (k.row_tiles == tiles && k.dim >= problem_.head_dim_vo && (!best || k.dim < best->dim))
+      best = &k;
   }
   small_ = *best;
   return {};
@@ -147,25 +157,33 @@ int64_t CudaPlan::max_leaves() const {
   const bool bounded_right = given_.mask == ATTNFOLD_MASK_CAUSAL || given_.window_right >= 0;
   if (given_.window_left < 0 || !bounded_right) return all;
   const int64_t right = given_.mask == ATTNFOLD_MASK_CAUSAL ? 0 : given_.window_right;
-  const int64_t keys = given_.window_left + right + shape_.set_rows + given_.sink_tokens + 3 * kLeaf;
+  const int64_t keys =
+      given_.window_left + right + shape_.set_rows + given_.sink_tokens + 3 * kLeaf;
   return std::min(all, (keys + kLeaf - 1) / kLeaf);
 }
 
 Status CudaPlan::reserve(const attnfold_execution& execution) {
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_));
-  const int32_t workers = execution.num_workers ? execution.num_workers : num_sms_ * small_.blocks_per_sm;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_));
+  const int32_t workers =
+      execution.num_workers ? execution.num_workers : num_sms_ * small_.blocks_per_sm;
   shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
                                             : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
-  const int64_t max_sets = static_cast<int64_t>(given_.max_batch) +
-                           static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
+  const int64_t max_sets =
+      static_cast<int64_t>(given_.max_batch) +
+      static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
   if (max_sets > INT32_MAX / 4) {
-    return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits", given_.max_qo_rows);
+    return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits",
+                   given_.max_qo_rows);
   }
-  const int64_t state_rows =
-      static_cast<int64_t>(shape_.num_ranges) * max_states(max_leaves()) * problem_.kv_heads * shape_.set_rows;
-  if (state_rows > INT32_MAX) return invalid("max_kv_len", "maxima whose states can be counted in 31 bits", given_.max_kv_len);
-  workspace_bytes_ = static_cast<size_t>(state_rows) * static_cast<size_t>(state_pitch(problem_)) * sizeof(float);
+  const int64_t state_rows = static_cast<int64_t>(shape_.num_ranges) * max_states(max_leaves()) *
+                             problem_.kv_heads * shape_.set_rows;
+  if (state_rows > INT32_MAX)
+    return invalid("max_kv_len", "maxima whose states can be counted in 31 bits",
+                   given_.max_kv_len);
+  workspace_bytes_ =
+      static_cast<size_t>(state_rows) * static_cast<size_t>(state_pitch(problem_)) * sizeof(float);
 
   size_t bytes = 0;
   const auto place = [&](size_t size) {
@@ -180,21 +198,20 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
   char* base = memory_.data();
-  schedule_ = {reinterpret_cast<RangeCounts*>(base + counts),
-               reinterpret_cast<int32_t*>(base + num_shared),
-               reinterpret_cast<RowSet*>(base + sets),
-               static_cast<int32_t>(max_sets),
-               reinterpret_cast<RangePlace*>(base + places),
-               reinterpret_cast<Range*>(base + ranges),
-               reinterpret_cast<SharedSet*>(base + shared)};
+  schedule_ = {
+      reinterpret_cast<RangeCounts*>(base + counts), reinterpret_cast<int32_t*>(base + num_shared),
+      reinterpret_cast<RowSet*>(base + sets),        static_cast<int32_t>(max_sets),
+      reinterpret_cast<RangePlace*>(base + places),  reinterpret_cast<Range*>(base + ranges),
+      reinterpret_cast<SharedSet*>(base + shared)};
   return {};
 }
 
 /** Loads every kernel that a step may use, so that neither update nor run does. */
 Status CudaPlan::load_kernels() {
   ATTNFOLD_RETURN_IF_CUDA_ERROR(load_plan_kernel());
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
-      small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(small_.shared_bytes)));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(small_.attend,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     static_cast<int>(small_.shared_bytes)));
   cudaFuncAttributes attributes;
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold));
   return {};
@@ -209,9 +226,8 @@ Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
                 l.qo_indptr, l.kv_len,      l.kv_indptr, schedule_};
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(launch_plan(args, static_cast<cudaStream_t>(stream)));
-  lengths_ = {l.batch,       l.qo_indptr,          l.kv_len,
-              l.block_table, l.block_table_stride, l.kv_indptr,
-              l.kv_indices};
+  lengths_ = {l.batch,     l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
+              l.kv_indptr, l.kv_indices};
   num_kv_rows_ = l.num_kv_rows;
   updated_ = true;
   return {};
@@ -223,9 +239,11 @@ Status CudaPlan::check_updated() const {
 }
 
 /** Launches the second kernel, for at most `shared` row sets. */
-Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const {
+Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared,
+                             cudaLaunchConfig_t config) const {
   // As many warps to a row as it may have super-chunks, as long as all warps find room at once.
-  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows, warps = num_sms_ * 2 * kernels_.fold_warps;
+  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows,
+                warps = num_sms_ * 2 * kernels_.fold_warps;
   const int64_t max_chunks = max_leaves() / kSuperChunk + 1;
   FoldArgs fold{args, 1};
   while (fold.warps_per_row < kernels_.fold_warps && fold.warps_per_row < max_chunks &&
@@ -235,8 +253,9 @@ Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchC
   const int32_t rows_per_block = kernels_.fold_warps / fold.warps_per_row;
   const int32_t row_groups = (shape_.set_rows + rows_per_block - 1) / rows_per_block;
   const int32_t slices = (problem_.head_dim_vo + kernels_.fold_width - 1) / kernels_.fold_width;
-  config.gridDim = dim3(static_cast<unsigned>(shared), static_cast<unsigned>(problem_.kv_heads * row_groups),
-                        static_cast<unsigned>(slices));
+  config.gridDim =
+      dim3(static_cast<unsigned>(shared), static_cast<unsigned>(problem_.kv_heads * row_groups),
+           static_cast<unsigned>(slices));
   config.blockDim = dim3(static_cast<unsigned>(kernels_.fold_warps * 32));
   config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace);
   void* parameters[] = {&fold};
@@ -244,21 +263,26 @@ Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchC
   return {};
 }
 
-Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes, void* stream) const {
+Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
+                     void* stream) const {
   ATTNFOLD_RETURN_IF_ERROR(check_updated());
   AttendArgs args{};
   args.problem = problem_;
-  args.problem.score_scale = problem_.score_scale + problem_.score_scale_low;  // one float here: rounded to nearest
+  args.problem.score_scale =
+      problem_.score_scale + problem_.score_scale_low;  // one float here: rounded to nearest
   args.lengths = lengths_;
   ATTNFOLD_RETURN_IF_ERROR(validate_device_tensors(given_, num_kv_rows_, tensors, &args.tensors));
   if (lengths_.batch == 0 || given_.max_qo_rows == 0) return {};
   const int64_t num_pages = problem_.ragged ? 1 : given_.num_pages;
-  ATTNFOLD_RETURN_IF_ERROR(kv_steps("k_stride_page", args.tensors.k, problem_.ragged, num_pages, &args.k_steps));
-  ATTNFOLD_RETURN_IF_ERROR(kv_steps("v_stride_page", args.tensors.v, problem_.ragged, num_pages, &args.v_steps));
+  ATTNFOLD_RETURN_IF_ERROR(
+      kv_steps("k_stride_page", args.tensors.k, problem_.ragged, num_pages, &args.k_steps));
+  ATTNFOLD_RETURN_IF_ERROR(
+      kv_steps("v_stride_page", args.tensors.v, problem_.ragged, num_pages, &args.v_steps));
   if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};
   if (workspace_bytes < workspace_bytes_) {
-    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " + std::to_string(workspace_bytes_) +
-                                           ", got " + std::to_string(workspace_bytes)};
+    return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace_bytes: expected at least " +
+                                           std::to_string(workspace_bytes_) + ", got " +
+                                           std::to_string(workspace_bytes)};
   }
   if (reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
     return invalid("workspace", "an address that is a multiple of 16", "another");
@@ -275,14 +299,16 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
   config.numAttrs = 1;
-  config.gridDim = dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
+  config.gridDim =
+      dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
   config.blockDim = dim3(static_cast<unsigned>(small_.threads));
   config.dynamicSmemBytes = small_.shared_bytes;
   void* parameters[] = {&args};
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, small_.attend, parameters));
-  const int64_t sets = std::min<int64_t>(
-      schedule_.max_sets, lengths_.batch + static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows);
+  const int64_t sets = std::min<int64_t>(schedule_.max_sets,
+                                         lengths_.batch + static_cast<int64_t>(given_.max_qo_rows) *
+                                                              shape_.group_size / shape_.set_rows);
   const int64_t shared = std::min<int64_t>(shape_.num_ranges - 1, sets);
   if (shared == 0) return {};
   return launch_fold(args, shared, config);
@@ -322,11 +348,13 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
     r.max_super_chunks = std::max(r.max_super_chunks, chunk_ordinal(set, set.num_leaves - 1) + 1);
     const VisibleKeys seen = seen_by_any(shape_, problem_.mask, set);
     keys += int64_t{seen.sink} + seen.end - seen.begin;
-    for (const int64_t value : {set.request, set.row_begin, set.num_rows, set.num_leaves}) h = hash_step(h, value);
+    for (const int64_t value : {set.request, set.row_begin, set.num_rows, set.num_leaves})
+      h = hash_step(h, value);
   }
   int32_t cuts = 0, inside = 0;
   for (int32_t i = 0; i < shape_.num_ranges; ++i) {
-    const int32_t begin = s.places[static_cast<size_t>(i)].cut, end = s.places[static_cast<size_t>(i) + 1].cut;
+    const int32_t begin = s.places[static_cast<size_t>(i)].cut,
+                  end = s.places[static_cast<size_t>(i) + 1].cut;
     r.max_worker_cost = std::max<int64_t>(r.max_worker_cost, end - begin);
     if (begin == end) continue;
     h = hash_step(h, end);
@@ -339,9 +367,11 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
   r.num_cuts = cuts * problem_.kv_heads;
   r.num_cuts_inside = inside * problem_.kv_heads;
   r.num_items = r.num_units + r.num_cuts;
-  r.partial_bytes = int64_t{2} * s.places.back().entered_states * problem_.kv_heads * shape_.set_rows * (problem_.head_dim_vo + 2) *
+  r.partial_bytes = int64_t{2} * s.places.back().entered_states * problem_.kv_heads *
+                    shape_.set_rows * (problem_.head_dim_vo + 2) *
                     static_cast<int64_t>(sizeof(float));
-  r.kv_bytes = keys * problem_.kv_heads * (problem_.head_dim_qk + problem_.head_dim_vo) * dtype_bytes(problem_.kv_dtype);
+  r.kv_bytes = keys * problem_.kv_heads * (problem_.head_dim_qk + problem_.head_dim_vo) *
+               dtype_bytes(problem_.kv_dtype);
   r.schedule_id = h;
   const size_t size = out->struct_size;
   r.struct_size = size;
@@ -350,14 +380,16 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
 }
 
 Status CudaPlan::item(int32_t, attnfold_plan_item*) const {
-  return {ATTNFOLD_UNSUPPORTED, "plan: expected one on the CPU, whose items are listed, got one on a CUDA device"};
+  return {ATTNFOLD_UNSUPPORTED,
+          "plan: expected one on the CPU, whose items are listed, got one on a CUDA device"};
 }
 
 }  // namespace
 
 std::string why_not_here() { return cuda::why_not(0); }
 
-Status create_plan(const attnfold_problem* problem, const attnfold_execution& execution, std::unique_ptr<AnyPlan>* out) {
+Status create_plan(const attnfold_problem* problem, const attnfold_execution& execution,
+                   std::unique_ptr<AnyPlan>* out) {
   auto plan = std::make_unique<CudaPlan>();
   ATTNFOLD_RETURN_IF_ERROR(plan->create(problem, execution));
   *out = std::move(plan);

@@ -1,4 +1,5 @@
-// Checks of what can be checked without reading the device's memory; contents are the caller's word.
+// Checks of what can be checked without reading the device's memory; contents are the caller's
+// word.
 #pragma once
 
 #include "attnfold/attnfold.h"
@@ -10,7 +11,7 @@ namespace attnfold::cuda {
 Status validate_device_lengths(const attnfold_problem& p, const attnfold_lengths& lengths);
 
 /** Fills `out` with every stride resolved.  `num_kv_rows` is of ragged k and v. */
-Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows, const attnfold_tensors* given,
-                               Tensors* out);
+Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows,
+                               const attnfold_tensors* given, Tensors* out);
 
 }  // namespace attnfold::cuda

@@ -27,7 +27,8 @@ std::string why_not(int device) {
     cudaGetLastError();
     return "CUDA device " + std::to_string(device) + " does not say what it is";
   }
-  if (major < kOldestMajor) return "needs compute capability 8.0, the device has " + std::to_string(major);
+  if (major < kOldestMajor)
+    return "needs compute capability 8.0, the device has " + std::to_string(major);
   return "";
 }
 

@@ -1,4 +1,5 @@
-// Devices: which are there, making one current for a while, memory that frees itself, errors in words.
+// Devices: which are there, making one current for a while, memory that frees itself, errors in
+// words.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,8 +1,9 @@
-// The second kernel of a run: folds the states that cuts left behind, in canonical order, and writes those rows.
+// The second kernel of a run: folds the states that cuts left behind, in canonical order, and
+// writes those rows.
 //
-// A warp folds the states of a super-chunk of one row (of one kv head and shared row set), four elements of o in each lane,
-// all of their loads in flight together.  The warps of a row share its super-chunks; then the first of them folds those.
-// Bytes: every state once, from L2.
+// A warp folds the states of a super-chunk of one row (of one kv head and shared row set), four
+// elements of o in each lane, all of their loads in flight together.  The warps of a row share its
+// super-chunks; then the first of them folds those. Bytes: every state once, from L2.
 #pragma once
 
 #include "cuda/attend.h"
@@ -25,13 +26,13 @@ struct ChunkStates {
 struct SharedRow {
   RowSet set;
   int32_t first_range, kv_head, row;
-  int32_t whole;      // leaves of the first range's whole super-chunks: its row state, if > 0
-  int32_t ordinal;    // of the first super-chunk after those
+  int32_t whole;    // leaves of the first range's whole super-chunks: its row state, if > 0
+  int32_t ordinal;  // of the first super-chunk after those
   int32_t num_chunks;
 };
 
-__device__ __forceinline__ SharedRow find_row(const RangePlace* places, const SharedSet& shared, int32_t kv_head,
-                                              int32_t row) {
+__device__ __forceinline__ SharedRow find_row(const RangePlace* places, const SharedSet& shared,
+                                              int32_t kv_head, int32_t row) {
   SharedRow r;
   r.set = shared.set;
   r.first_range = shared.first_range;
@@ -44,17 +45,20 @@ __device__ __forceinline__ SharedRow find_row(const RangePlace* places, const Sh
   return r;
 }
 
-/** Which states make super-chunk `task` of the row: perhaps a prefix or the whole of it, then single leaves. */
-__device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const RangePlace* places, const SharedRow& r,
-                                                   int32_t task, int lane) {
+/** Which states make super-chunk `task` of the row: perhaps a prefix or the whole of it, then
+ * single leaves. */
+__device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const RangePlace* places,
+                                                   const SharedRow& r, int32_t task, int lane) {
   const int32_t start = r.set.start, num_ranges = a.shape.num_ranges;
   const int32_t begin = chunk_at(r.set, r.ordinal + task), end = chunk_end(r.set, begin);
   const int32_t leader = range_at(places, num_ranges, start + begin);
-  const int32_t led = places[leader + 1].cut - start < end ? places[leader + 1].cut - start : end;  // it folded [begin, led)
+  const int32_t led = places[leader + 1].cut - start < end ? places[leader + 1].cut - start
+                                                           : end;  // it folded [begin, led)
   const int32_t number = lane == 0 ? begin : led + lane - 1;
   ChunkStates states{1 + end - led, 0};
   if (lane >= states.count) return states;
-  const RangePlace place = places[lane == 0 ? leader : range_at(places, num_ranges, start + number)];
+  const RangePlace place =
+      places[lane == 0 ? leader : range_at(places, num_ranges, start + number)];
   const int32_t entry = place.cut - start;
   const int32_t state = entry > 0 ? place.entered_states + entered_state(r.set, entry, number)
                                   : place.begun_states + (r.whole > 0 ? 1 : 0);
@@ -63,8 +67,9 @@ __device__ __forceinline__ ChunkStates find_states(const AttendArgs& a, const Ra
 }
 
 /**
- * How a row folds one state after the other into what came before: worked out for up to 32 states at once, one in each
- * lane, since only their maxima take part.  fold_step() state by state gives the same.
+ * How a row folds one state after the other into what came before: worked out for up to 32 states
+ * at once, one in each lane, since only their maxima take part.  fold_step() state by state gives
+ * the same.
  */
 struct FoldSteps {
   float scale;     // of this lane's step; 0 for a state without keys, which changes nothing
@@ -83,7 +88,8 @@ __device__ __forceinline__ FoldSteps fold_steps(float m, float m_before, int lan
   float before = __shfl_up_sync(~0u, largest, 1);
   if (lane == 0) before = m_before;
   const FoldStep step = fold_step_fast(before, m);
-  return {m == kEmpty ? 0.0f : step.scale, __ballot_sync(~0u, step.b_leads), __shfl_sync(~0u, largest, 31)};
+  return {m == kEmpty ? 0.0f : step.scale, __ballot_sync(~0u, step.b_leads),
+          __shfl_sync(~0u, largest, 31)};
 }
 
 /** Four neighbouring elements of o. */
@@ -107,7 +113,8 @@ struct StateReader {
   bool inside;           // the head dim
 
   __device__ __forceinline__ float2 ml(int32_t row) const {
-    return __ldcg(reinterpret_cast<const float2*>(states + to_ml + static_cast<int64_t>(row) * pitch));
+    return __ldcg(
+        reinterpret_cast<const float2*>(states + to_ml + static_cast<int64_t>(row) * pitch));
   }
   __device__ __forceinline__ Elements o(int32_t row) const {
     return inside ? Elements::load(states + static_cast<int64_t>(row) * pitch) : Elements{};
@@ -115,8 +122,8 @@ struct StateReader {
 };
 
 /** Folds the states of a super-chunk. */
-__device__ __forceinline__ void fold_chunk(const StateReader& reader, const ChunkStates& states, int lane,
-                                           Elements* chunk_o, float2* chunk_ml) {
+__device__ __forceinline__ void fold_chunk(const StateReader& reader, const ChunkStates& states,
+                                           int lane, Elements* chunk_o, float2* chunk_ml) {
   const float2 ml = lane < states.count ? reader.ml(states.row) : make_float2(kEmpty, 0.0f);
   Elements values[kSuperChunk];
 #pragma unroll
@@ -144,8 +151,8 @@ struct RowSum {
 };
 
 /** Folds `count` super-chunks into a row. */
-__device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float2* chunk_ml, const Elements (*chunk_o)[32],
-                                         int lane) {
+__device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float2* chunk_ml,
+                                         const Elements (*chunk_o)[32], int lane) {
   for (int32_t base = 0; base < count; base += 32) {
     const float2 ml = base + lane < count ? chunk_ml[base + lane] : make_float2(kEmpty, 0.0f);
     const FoldSteps steps = fold_steps(ml.x, row.m, lane);
@@ -161,7 +168,8 @@ __device__ __forceinline__ void fold_row(RowSum& row, int32_t count, const float
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_constant__ FoldArgs args) {
+__global__ void __launch_bounds__(kFoldWarps * 32, 2)
+    fold_states(const __grid_constant__ FoldArgs args) {
   const AttendArgs& a = args.attend;
   __shared__ Elements chunk_o[kFoldWarps * kFoldTasks][32];
   __shared__ float2 chunk_ml[kFoldWarps * kFoldTasks];
@@ -177,14 +185,16 @@ __global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_c
   const int rows_per_block = kFoldWarps / args.warps_per_row, part = warp % args.warps_per_row;
   const int row_groups = (a.shape.set_rows + rows_per_block - 1) / rows_per_block;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y) / row_groups;
-  const int32_t row = static_cast<int32_t>(blockIdx.y) % row_groups * rows_per_block + warp / args.warps_per_row;
+  const int32_t row =
+      static_cast<int32_t>(blockIdx.y) % row_groups * rows_per_block + warp / args.warps_per_row;
   const bool live = row < shared.set.num_rows;
   __syncthreads();
   const SharedRow r = find_row(places, shared, kv_head, row);
   const int32_t element = (static_cast<int32_t>(blockIdx.z) * 32 + lane) * kPerLane;
-  const StateReader reader{a.states + element, state_pitch(a.problem), a.problem.head_dim_vo - element,
-                           element < a.problem.head_dim_vo};
-  const int batch_size = args.warps_per_row * kFoldTasks, first_slot = warp / args.warps_per_row * batch_size;
+  const StateReader reader{a.states + element, state_pitch(a.problem),
+                           a.problem.head_dim_vo - element, element < a.problem.head_dim_vo};
+  const int batch_size = args.warps_per_row * kFoldTasks,
+            first_slot = warp / args.warps_per_row * batch_size;
   ChunkStates states[kFoldTasks];
 #pragma unroll
   for (int t = 0; t < kFoldTasks; ++t) {
@@ -207,7 +217,8 @@ __global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_c
       const int32_t task = t * args.warps_per_row + part;
       if (batch > 0) {
         states[t].count = 0;
-        if (live && batch + task < r.num_chunks) states[t] = find_states(a, places, r, batch + task, lane);
+        if (live && batch + task < r.num_chunks)
+          states[t] = find_states(a, places, r, batch + task, lane);
       }
       if (states[t].count != 1) continue;
       const int32_t at = __shfl_sync(~0u, states[t].row, 0);
@@ -217,7 +228,10 @@ __global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_c
 #pragma unroll 1
     for (int t = 0; t < kFoldTasks; ++t) {
       const int slot = first_slot + t * args.warps_per_row + part;
-      const ChunkStates some = t == 0 ? states[0] : t == 1 ? states[1] : t == 2 ? states[2] : states[3];
+      const ChunkStates some = t == 0   ? states[0]
+                               : t == 1 ? states[1]
+                               : t == 2 ? states[2]
+                                        : states[3];
       if (some.count > 1) fold_chunk(reader, some, lane, chunk_o[slot], chunk_ml + slot);
     }
     __syncthreads();
@@ -231,7 +245,8 @@ __global__ void __launch_bounds__(kFoldWarps * 32, 2) fold_states(const __grid_c
   if (reader.inside) {
 #pragma unroll
     for (int i = 0; i < kPerLane; i += 2)
-      write_pair<T>(a, o_offset(a, at) + element + i, sum.o.x[i] * end.factor, sum.o.x[i + 1] * end.factor);
+      write_pair<T>(a, o_offset(a, at) + element + i, sum.o.x[i] * end.factor,
+                    sum.o.x[i + 1] * end.factor);
   }
   if (element == 0) write_lse(a, at, end.lse);
 }

@@ -10,7 +10,8 @@ namespace {
 constexpr int kPlanThreads = 1024;
 
 struct AddCounts {
-  __device__ __forceinline__ RangeCounts operator()(const RangeCounts& x, const RangeCounts& y) const {
+  __device__ __forceinline__ RangeCounts operator()(const RangeCounts& x,
+                                                    const RangeCounts& y) const {
     return {x.sets + y.sets, x.empty_sets + y.empty_sets, x.leaves + y.leaves};
   }
 };
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
     num_states += all;
     __syncthreads();
   }
-  for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads) {
+  for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges;
+       i += kPlanThreads) {
     a.schedule.shared[i] = {{}, -1, {}};
   }
   if (threadIdx.x == 0) {

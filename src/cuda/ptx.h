@@ -8,10 +8,13 @@
 
 namespace attnfold::cuda {
 
-/** Address within the block's shared memory; kept in a register, where the compiler would work it out at each use. */
+/** Address within the block's shared memory; kept in a register, where the compiler would work it
+ * out at each use. */
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   uint32_t address;
-  asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p))));
+  asm volatile("mov.u32 %0, %1;"
+               : "=r"(address)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p))));
   return address;
 }
 
@@ -29,7 +32,8 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-/** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one has waited for it. */
+/** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one
+ * has waited for it. */
 template <class T>
 __device__ __forceinline__ T load_from_l2(const T* from) {
   static_assert(sizeof(T) % 16 == 0 && alignof(T) == 16);
@@ -38,11 +42,13 @@ __device__ __forceinline__ T load_from_l2(const T* from) {
     T value;
   } r;
 #pragma unroll
-  for (size_t i = 0; i < sizeof(T) / 16; ++i) r.words[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+  for (size_t i = 0; i < sizeof(T) / 16; ++i)
+    r.words[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
   return r.value;
 }
 
-// ------------------------------------------------------------------------------------------------ copies into shared memory
+// ------------------------------------------------------------------------------------------------
+// copies into shared memory
 
 /** 16 bytes, around L1. */
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
@@ -52,20 +58,25 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
 /** The same; zeros if `valid` is false, and then nothing is read. */
 __device__ __forceinline__ void copy_16_or_zeros(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
 }
 
 /** Brings a line from memory to L2. */
-__device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void prefetch_to_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
-// ------------------------------------------------------------------------------------------------ barriers in shared memory
+// ------------------------------------------------------------------------------------------------
+// barriers in shared memory
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+               : "memory");
 }
 
 /** Arrives when this thread's copies have landed. */
@@ -80,10 +91,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #else
 #define ATTNFOLD_TRY_WAIT "mbarrier.test_wait.parity.shared.b64"
 #endif
-  asm volatile(
-      "{\n.reg .pred done;\nWAIT:\n" ATTNFOLD_TRY_WAIT " done, [%0], %1;\n@done bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred done;\nWAIT:\n" ATTNFOLD_TRY_WAIT
+               " done, [%0], %1;\n@done bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(barrier),
+               "r"(parity)
+               : "memory");
 #undef ATTNFOLD_TRY_WAIT
 }
 
@@ -93,7 +104,8 @@ __device__ __forceinline__ void group_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
-// ------------------------------------------------------------------------------------------------ one kernel after another
+// ------------------------------------------------------------------------------------------------
+// one kernel after another
 
 /** Waits for the kernels before this one in its stream, if it was launched to overlap them. */
 __device__ __forceinline__ void wait_for_previous_kernels() {
@@ -109,7 +121,8 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------ registers
+// ------------------------------------------------------------------------------------------------
+// registers
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
@@ -125,7 +138,8 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------ matrices of 8 x 8, 16-bit elements
+// ------------------------------------------------------------------------------------------------
+// matrices of 8 x 8, 16-bit elements
 
 /** Four matrices; lane i gives the address of row i % 8 of matrix i / 8. */
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
@@ -144,21 +158,25 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 
 /** d += a b: a [16, 16], b [16, 8], float32 sums. */
 template <class T>
-__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                             uint32_t b0, uint32_t b1);
+__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1);
 
 template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                                            uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&d)[4], uint32_t a0, uint32_t a1,
+                                                            uint32_t a2, uint32_t a3, uint32_t b0,
+                                                            uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                     uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ __forceinline__ void multiply_add<__half>(float (&d)[4], uint32_t a0, uint32_t a1,
+                                                     uint32_t a2, uint32_t a3, uint32_t b0,
+                                                     uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

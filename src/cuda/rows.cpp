@@ -1,4 +1,5 @@
-// The CUDA backend's kernel table: known to every build, so that the matrix of what is served does not depend on it.
+// The CUDA backend's kernel table: known to every build, so that the matrix of what is served does
+// not depend on it.
 #include "cuda/backend.h"
 
 namespace attnfold::cuda {
@@ -13,14 +14,16 @@ constexpr int32_t kMaxHeadDim = 256;
 const KernelRow& kernel_row(int index) { return kRows[index]; }
 
 std::string why_row_rejects(const KernelRow& row, const Problem& p) {
-  const auto served = [](const std::string& field, const std::string& serves, const std::string& needs) {
+  const auto served = [](const std::string& field, const std::string& serves,
+                         const std::string& needs) {
     return field + ": serves " + serves + ", needs " + needs;
   };
   const char* type = dtype_name(row.dtype);
   if (p.kv_dtype != row.dtype) return served("kv_dtype", type, dtype_name(p.kv_dtype));
   if (p.q_dtype != row.dtype) return served("q_dtype", type, dtype_name(p.q_dtype));
   if (p.head_dim_qk > kMaxHeadDim)
-    return served("head_dim_qk", "8.." + std::to_string(kMaxHeadDim), std::to_string(p.head_dim_qk));
+    return served("head_dim_qk", "8.." + std::to_string(kMaxHeadDim),
+                  std::to_string(p.head_dim_qk));
   if (p.head_dim_vo != p.head_dim_qk)
     return served("head_dim_vo", "head_dim_qk", std::to_string(p.head_dim_vo));
   return "";
@@ -31,7 +34,8 @@ std::string why_row_rejects(const KernelRow& row, const Problem& p) {
 std::string why_not_here() { return "this build has no CUDA backend (ATTNFOLD_CUDA is OFF)"; }
 
 Status create_plan(const attnfold_problem*, const attnfold_execution&, std::unique_ptr<AnyPlan>*) {
-  return {ATTNFOLD_UNSUPPORTED, "backend: expected one that this build has, got ATTNFOLD_CUDA; " + why_not_here()};
+  return {ATTNFOLD_UNSUPPORTED,
+          "backend: expected one that this build has, got ATTNFOLD_CUDA; " + why_not_here()};
 }
 
 #endif

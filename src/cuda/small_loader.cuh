@@ -1,4 +1,5 @@
-// The loader warps of the small-row kernel: keys and values of one range, in the order in which they are needed.
+// The loader warps of the small-row kernel: keys and values of one range, in the order in which
+// they are needed.
 #pragma once
 
 #include "cuda/row_state.h"
@@ -6,7 +7,8 @@
 
 namespace attnfold::cuda {
 
-/** Where one lane's key is.  `page` is not touched before it is used, a leaf later: it may still be on its way. */
+/** Where one lane's key is.  `page` is not touched before it is used, a leaf later: it may still be
+ * on its way. */
 struct KeySource {
   int32_t page;  // ragged: the request's first row
   int32_t token;
@@ -14,8 +16,8 @@ struct KeySource {
 };
 
 /** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
-__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk, const VisibleKeys& keys, int warp,
-                                              int lane) {
+__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk,
+                                              const VisibleKeys& keys, int warp, int lane) {
   const int32_t key = leaf_of(walk.set, walk.number) * kLeaf + warp * kWarpKeys + lane;
   KeySource source{0, 0, key < keys.sink || (key >= keys.begin && key < keys.end)};
   if (!source.seen) return source;
@@ -31,12 +33,14 @@ __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& w
 }
 
 /** Brings to L2 the page ids that are asked for after those of the walk's leaf. */
-__device__ __forceinline__ void prefetch_page_ids(const AttendArgs& a, const Walk& walk, int warp, int lane) {
+__device__ __forceinline__ void prefetch_page_ids(const AttendArgs& a, const Walk& walk, int warp,
+                                                  int lane) {
   if (a.problem.ragged || lane > 0 || walk.left < 2) return;
   const bool same_set = walk.number + 1 < walk.set.num_leaves;
   const int32_t request = same_set ? walk.set.request : walk.next_set.request;
   const int32_t leaf = same_set ? leaf_of(walk.set, walk.number + 1) : leaf_of(walk.next_set, 0);
-  prefetch_to_l2(pages_of(a.lengths, request) + (leaf * kLeaf + warp * kWarpKeys) / a.problem.page_size);
+  prefetch_to_l2(pages_of(a.lengths, request) +
+                 (leaf * kLeaf + warp * kWarpKeys) / a.problem.page_size);
 }
 
 /** A pointer that the compiler keeps as it is, where it would add its parts up anew at each use. */
@@ -48,25 +52,30 @@ __device__ __forceinline__ const char* kept(const char* p) {
 /**
  * Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements.
  *
- * Lanes stand in groups, as many as share a row's chunks; group g takes keys [g n, (g+1) n), one at each step, so that the
- * step alone says which lane knows the key's place.  Three instructions for each 16 bytes of a lane.
+ * Lanes stand in groups, as many as share a row's chunks; group g takes keys [g n, (g+1) n), one at
+ * each step, so that the step alone says which lane knows the key's place.  Three instructions for
+ * each 16 bytes of a lane.
  */
 template <class Shape>
 class KeyCopier {
  public:
   __device__ __forceinline__ KeyCopier(const AttendArgs& a, int32_t kv_head, int warp, int lane)
-      : chunk(lane % kGroupLanes), first_row(warp * kWarpKeys + lane / kGroupLanes * kSteps),
-        inside(chunk * 8 < a.problem.head_dim_vo), full_width(a.problem.head_dim_vo == Shape::kDim) {
+      : chunk(lane % kGroupLanes),
+        first_row(warp * kWarpKeys + lane / kGroupLanes * kSteps),
+        inside(chunk * 8 < a.problem.head_dim_vo),
+        full_width(a.problem.head_dim_vo == Shape::kDim) {
     k = kept(a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16);
     v = kept(a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16);
 #pragma unroll
     for (int i = 0; i < kPhases; ++i) offset[i] = chunk_offset<Shape::kPitch>(first_row + i, chunk);
   }
 
-  __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source, uint32_t stage) const {
+  __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source,
+                                         uint32_t stage) const {
     copy(k, a.k_steps, source, stage);
   }
-  __device__ __forceinline__ void copy_v(const AttendArgs& a, const KeySource& source, uint32_t stage) const {
+  __device__ __forceinline__ void copy_v(const AttendArgs& a, const KeySource& source,
+                                         uint32_t stage) const {
     copy(v, a.v_steps, source, stage);
   }
 
@@ -75,9 +84,11 @@ class KeyCopier {
   static constexpr int kSteps = kWarpKeys / (32 / kGroupLanes);
   static constexpr int kPhases = 8;  // after 8 rows the exchange of chunks repeats
 
-  __device__ __forceinline__ void copy(const char* base, const KvSteps& steps, const KeySource& source, uint32_t stage) const {
+  __device__ __forceinline__ void copy(const char* base, const KvSteps& steps,
+                                       const KeySource& source, uint32_t stage) const {
     // Keys stand in lanes in order; step i of group g needs the place of key g * kSteps + i.
-    const uint32_t place = static_cast<uint32_t>(source.page) * steps.page + static_cast<uint32_t>(source.token) * steps.token;
+    const uint32_t place = static_cast<uint32_t>(source.page) * steps.page +
+                           static_cast<uint32_t>(source.token) * steps.token;
     const uint32_t seen = __ballot_sync(~0u, source.seen);
     if (seen == ~0u && full_width) {
       uint32_t to[kPhases];
@@ -86,7 +97,8 @@ class KeyCopier {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         const uint32_t at = __shfl_sync(~0u, place, i, kSteps);
-        copy_16(to[i % kPhases] + i / kPhases * (8 * Shape::kPitch), base + static_cast<uint64_t>(at) * steps.unit_bytes);
+        copy_16(to[i % kPhases] + i / kPhases * (8 * Shape::kPitch),
+                base + static_cast<uint64_t>(at) * steps.unit_bytes);
       }
       return;
     }
@@ -95,7 +107,8 @@ class KeyCopier {
       const uint32_t at = __shfl_sync(~0u, source.seen ? place : 0, i, kSteps);
       const bool valid = (seen >> (threadIdx.x % 32 / kSteps * kSteps + i)) & 1;
       if (inside)
-        copy_16_or_zeros(stage + chunk_offset<Shape::kPitch>(first_row + i, chunk), base + static_cast<uint64_t>(at) * steps.unit_bytes, valid);
+        copy_16_or_zeros(stage + chunk_offset<Shape::kPitch>(first_row + i, chunk),
+                         base + static_cast<uint64_t>(at) * steps.unit_bytes, valid);
     }
   }
 
@@ -107,8 +120,8 @@ class KeyCopier {
 
 /** Copies a loader warp's share of the rows of q of a row set; rows that it lacks become 0. */
 template <class Shape>
-__device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set, int32_t kv_head, int warp, int lane,
-                                             uint32_t to) {
+__device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set,
+                                             int32_t kv_head, int warp, int lane, uint32_t to) {
   constexpr int kChunks = Shape::kPitch / 16;
   const View<const char>& q = a.tensors.q;
 #pragma unroll 1
@@ -117,16 +130,17 @@ __device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& 
     if (chunk * 8 >= a.problem.head_dim_qk) continue;
     const bool valid = row < set.num_rows;
     const RowPlace at = place_of_row(a, set, kv_head, valid ? row : 0);
-    copy_16_or_zeros(to + chunk_offset<Shape::kPitch>(row, chunk),
-                     q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2 + chunk * 16, valid);
+    copy_16_or_zeros(
+        to + chunk_offset<Shape::kPitch>(row, chunk),
+        q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2 + chunk * 16, valid);
   }
 }
 
-/** Everything that the loaders do of a range.  Called before the kernel waits for those before it: what the last update
- * left behind is read at once, tensors only after the wait. */
+/** Everything that the loaders do of a range.  Called before the kernel waits for those before it:
+ * what the last update left behind is read at once, tensors only after the wait. */
 template <class Shape>
-__device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, int32_t range, int32_t kv_head, int warp,
-                                           int lane) {
+__device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, int32_t range,
+                                           int32_t kv_head, int warp, int lane) {
   Walk walk(a, range);
   VisibleKeys keys{};
   KeySource source{};
@@ -173,7 +187,8 @@ __device__ __forceinline__ void write_empty_rows(const AttendArgs& a, int thread
     for (int row = 0; row < set.num_rows; ++row) {
       const RowPlace at = place_of_row(a, set, static_cast<int32_t>(i % a.problem.kv_heads), row);
       const int64_t o = o_offset(a, at);
-      for (int d = 2 * thread; d < a.problem.head_dim_vo; d += 2 * kGroupThreads) write_pair<T>(a, o + d, 0.0f, 0.0f);
+      for (int d = 2 * thread; d < a.problem.head_dim_vo; d += 2 * kGroupThreads)
+        write_pair<T>(a, o + d, 0.0f, 0.0f);
       if (thread == 0) write_lse(a, at, finish_row(a, at.head, kEmpty, 0.0f).lse);
     }
   }

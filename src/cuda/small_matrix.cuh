@@ -6,11 +6,13 @@
 
 namespace attnfold::cuda {
 
-/** One warp's part of the states of its rows: m and l of rows lane / 4 (+ 8), and the elements of o that the warp makes. */
+/** One warp's part of the states of its rows: m and l of rows lane / 4 (+ 8), and the elements of o
+ * that the warp makes. */
 template <class Shape>
 struct WarpState {
   float m[Shape::kRowTiles], l[Shape::kRowTiles];
-  float o[Shape::kTilesO][2 * Shape::kRowTiles];  // elements 2 * (lane % 4) + {0, 1} of a tile, for each row
+  float o[Shape::kTilesO]
+         [2 * Shape::kRowTiles];  // elements 2 * (lane % 4) + {0, 1} of a tile, for each row
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -25,7 +27,8 @@ struct WarpState {
   }
 
   /** a or b, by value: a reference to either would put both into memory. */
-  __device__ __forceinline__ static WarpState choose(bool first, const WarpState& a, const WarpState& b) {
+  __device__ __forceinline__ static WarpState choose(bool first, const WarpState& a,
+                                                     const WarpState& b) {
     WarpState r;
 #pragma unroll
     for (int h = 0; h < Shape::kRowTiles; ++h) {
@@ -55,24 +58,30 @@ struct WarpState {
   }
 };
 
-/** Element e of an accumulator of scores belongs to row tile e / 2; its key, from the warp's first on. */
-__device__ __forceinline__ int32_t key_in_tile(int lane, int tile, int e) { return 8 * tile + 2 * (lane % 4) + (e & 1); }
+/** Element e of an accumulator of scores belongs to row tile e / 2; its key, from the warp's first
+ * on. */
+__device__ __forceinline__ int32_t key_in_tile(int lane, int tile, int e) {
+  return 8 * tile + 2 * (lane % 4) + (e & 1);
+}
 
 __device__ __forceinline__ bool sees(const VisibleKeys& keys, int32_t key) {
   return key < keys.sink || (key >= keys.begin && key < keys.end);
 }
 
-// What follows is called, not inlined, so that rare instructions do not lie between the many that every leaf runs: the
-// instruction cache is filled anew by each kernel.
+// What follows is called, not inlined, so that rare instructions do not lie between the many that
+// every leaf runs: the instruction cache is filled anew by each kernel.
 
-static __device__ __noinline__ VisibleKeys keys_of_token(const AttendArgs& a, int32_t position, int32_t kv_len, int32_t token) {
+static __device__ __noinline__ VisibleKeys keys_of_token(const AttendArgs& a, int32_t position,
+                                                         int32_t kv_len, int32_t token) {
   return visible_keys(a.problem.mask, kv_len - position, kv_len, token);
 }
 
 /** Soft-cap and ALiBi, in the log2 domain.  s [tiles of keys, 4] */
 template <class Shape>
-static __device__ __noinline__ void modify_scores(const AttendArgs& a, float* s, int lane, int32_t num_rows, int32_t row_begin,
-                                           int32_t kv_head, int32_t position, int32_t first_key) {
+static __device__ __noinline__ void modify_scores(const AttendArgs& a, float* s, int lane,
+                                                  int32_t num_rows, int32_t row_begin,
+                                                  int32_t kv_head, int32_t position,
+                                                  int32_t first_key) {
   const float* slopes = a.tensors.alibi_slopes;
   const int32_t group = a.shape.group_size;
 #pragma unroll 1
@@ -82,9 +91,12 @@ static __device__ __noinline__ void modify_scores(const AttendArgs& a, float* s,
     x = a.problem.softcap != 0.0f ? tanh_f32(x * a.problem.softcap_scale) * a.problem.softcap_log2
                                   : x * a.problem.score_scale;
     if (slopes) {
-      const int32_t in_tile = 8 * (e / 2) + lane / 4, row = row_begin + (in_tile < num_rows ? in_tile : num_rows - 1);
+      const int32_t in_tile = 8 * (e / 2) + lane / 4,
+                    row = row_begin + (in_tile < num_rows ? in_tile : num_rows - 1);
       const float slope = slopes[kv_head * group + row % group] * kLog2E;
-      x = lane::fma(slope, static_cast<float>(first_key + key_in_tile(lane, tile, e) - position - row / group), x);
+      x = lane::fma(
+          slope,
+          static_cast<float>(first_key + key_in_tile(lane, tile, e) - position - row / group), x);
     }
     s[4 * tile + e] = x;
   }
@@ -96,13 +108,16 @@ __device__ __forceinline__ uint32_t seen_pair(uint32_t pair, int32_t key, const 
 }
 
 /**
- * p.v of all rows over a leaf, where values of keys outside `keys` count as 0 whatever they are: 0 times a NaN that a row
- * may not see would reach it.  The same products in the same order as MatrixWarp::values.
+ * p.v of all rows over a leaf, where values of keys outside `keys` count as 0 whatever they are: 0
+ * times a NaN that a row may not see would reach it.  The same products in the same order as
+ * MatrixWarp::values.
  */
 template <class Shape, class T>
-static __device__ __noinline__ void values_of_token(uint32_t p_base, uint32_t v_base, int warp, int lane, int32_t leaf_key,
-                                             VisibleKeys keys, float* o) {
-  const int matrix = lane / 8, row = lane % 8, p_row = Shape::kRowTiles == 1 ? row : row + 8 * (matrix & 1);
+static __device__ __noinline__ void values_of_token(uint32_t p_base, uint32_t v_base, int warp,
+                                                    int lane, int32_t leaf_key, VisibleKeys keys,
+                                                    float* o) {
+  const int matrix = lane / 8, row = lane % 8,
+            p_row = Shape::kRowTiles == 1 ? row : row + 8 * (matrix & 1);
 #pragma unroll 1
   for (int tile = 0; tile < Shape::kTilesO; tile += 2) {
     float d[2][4] = {};
@@ -111,24 +126,33 @@ static __device__ __noinline__ void values_of_token(uint32_t p_base, uint32_t v_
       uint32_t p[4], v[4];
       load_matrices(p, p_base + chunk_offset<kLeaf * 2>(p_row, 2 * step + (matrix >> 1)));
       if constexpr (Shape::kRowTiles == 1) p[1] = p[3] = 0;
-      load_matrices_transposed(v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
-                                                                        warp * Shape::kTilesO + tile + (matrix >> 1)));
+      load_matrices_transposed(
+          v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
+                                                  warp * Shape::kTilesO + tile + (matrix >> 1)));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = seen_pair(v[i], leaf_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
+      for (int i = 0; i < 4; ++i)
+        v[i] = seen_pair(v[i], leaf_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
       multiply_add<T>(d[0], p[0], p[1], p[2], p[3], v[0], v[1]);
       multiply_add<T>(d[1], p[0], p[1], p[2], p[3], v[2], v[3]);
     }
     for (int i = 0; i < 2; ++i)
-      for (int e = 0; e < 2 * Shape::kRowTiles; ++e) o[(tile + i) * 2 * Shape::kRowTiles + e] = d[i][e];
+      for (int e = 0; e < 2 * Shape::kRowTiles; ++e)
+        o[(tile + i) * 2 * Shape::kRowTiles + e] = d[i][e];
   }
 }
 
 template <class Shape, class T>
 class MatrixWarp {
  public:
-  __device__ __forceinline__ MatrixWarp(const AttendArgs& args, uint32_t shared_in, int32_t range_in, int32_t kv_head_in,
-                                        int warp_in, int lane_in)
-      : a(args), shared(shared_in), range(range_in), kv_head(kv_head_in), warp(warp_in), lane(lane_in) {}
+  __device__ __forceinline__ MatrixWarp(const AttendArgs& args, uint32_t shared_in,
+                                        int32_t range_in, int32_t kv_head_in, int warp_in,
+                                        int lane_in)
+      : a(args),
+        shared(shared_in),
+        range(range_in),
+        kv_head(kv_head_in),
+        warp(warp_in),
+        lane(lane_in) {}
 
   __device__ __forceinline__ void run() {
     Walk walk(a, range);
@@ -191,7 +215,8 @@ class MatrixWarp {
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        load_matrices(r, base + chunk_offset<Shape::kPitch>(row + 8 * (matrix & 1), 2 * s + (matrix >> 1)));
+        load_matrices(
+            r, base + chunk_offset<Shape::kPitch>(row + 8 * (matrix & 1), 2 * s + (matrix >> 1)));
 #pragma unroll
         for (int i = 0; i < 4; ++i) q[s][i] = r[i];
       }
@@ -218,7 +243,8 @@ class MatrixWarp {
   __device__ __forceinline__ uint32_t keys_seen(const VisibleKeys& keys, int32_t first_key) const {
     uint32_t bits = 0;
 #pragma unroll 1
-    for (int i = 0; i < 2 * Shape::kTilesS; ++i) bits |= static_cast<uint32_t>(sees(keys, first_key + key_in_tile(lane, i / 2, i))) << i;
+    for (int i = 0; i < 2 * Shape::kTilesS; ++i)
+      bits |= static_cast<uint32_t>(sees(keys, first_key + key_in_tile(lane, i / 2, i))) << i;
     return bits;
   }
 
@@ -256,18 +282,21 @@ class MatrixWarp {
     __syncwarp();
     // Four arrivals, as many as for values: nobody else reads these keys.
     if (lane < kGroupWarps * kArrivingLanes) barrier_arrive(Shape::empty(shared, ring.stage, warp));
-    for (int i = 1; kArrivingLanes == 32 && i < kGroupWarps; ++i) barrier_arrive(Shape::empty(shared, ring.stage, warp));
+    for (int i = 1; kArrivingLanes == 32 && i < kGroupWarps; ++i)
+      barrier_arrive(Shape::empty(shared, ring.stage, warp));
     ring.next();
 
     float c = a.problem.score_scale;
     if (a.problem.softcap != 0.0f || a.tensors.alibi_slopes) {
       float modified[Shape::kTilesS][4];
       memcpy(modified, s, sizeof(s));
-      modify_scores<Shape>(a, modified[0], lane, num_rows, set.row_begin, kv_head, set.position, first_key);
+      modify_scores<Shape>(a, modified[0], lane, num_rows, set.row_begin, kv_head, set.position,
+                           first_key);
       memcpy(s, modified, sizeof(s));
       c = 1.0f;
     }
-    const bool whole = leaf_key + kLeaf <= all_see.sink || (leaf_key >= all_see.begin && leaf_key + kLeaf <= all_see.end);
+    const bool whole = leaf_key + kLeaf <= all_see.sink ||
+                       (leaf_key >= all_see.begin && leaf_key + kLeaf <= all_see.end);
     bool any[kTiles];
     uint32_t visible[kTiles];  // bit 2 * tile + i: this lane's keys
     float largest[kTiles];
@@ -294,7 +323,8 @@ class MatrixWarp {
       float qk[kGroupWarps];
 #pragma unroll
       for (int w = 0; w < kGroupWarps; ++w) qk[w] = load_shared(Shape::warp_max(shared, w, row));
-      leaf.m[h] = any[h] ? fmaxf(c * fmaxf(fmaxf(qk[0], qk[1]), fmaxf(qk[2], qk[3])), kLowest) : kEmpty;
+      leaf.m[h] =
+          any[h] ? fmaxf(c * fmaxf(fmaxf(qk[0], qk[1]), fmaxf(qk[2], qk[3])), kLowest) : kEmpty;
       float sum = 0.0f;
 #pragma unroll
       for (int t = 0; t < Shape::kTilesS; ++t) {
@@ -305,20 +335,23 @@ class MatrixWarp {
           if (!((visible[h] >> (2 * t + i)) & 1)) p[i] = 0.0f;
           sum += p[i];
         }
-        const uint32_t at = chunk_offset<kLeaf * 2>(row, warp * (kWarpKeys / 8) + t) + (lane % 4) * 4;
+        const uint32_t at =
+            chunk_offset<kLeaf * 2>(row, warp * (kWarpKeys / 8) + t) + (lane % 4) * 4;
         store_shared(Shape::p(shared) + at, pack<T>(p[0], p[1]));
       }
       store_shared(Shape::warp_sum(shared, warp, row, lane % 4), sum);
     }
 #pragma unroll
-    for (int w = 0; w < kGroupWarps; ++w) barrier_wait(Shape::full(shared, ring.stage, w), ring.parity);
+    for (int w = 0; w < kGroupWarps; ++w)
+      barrier_wait(Shape::full(shared, ring.stage, w), ring.parity);
     group_sync<kMatrixBarrier, kGroupThreads>();
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
       const int row = row_of_tile(h);
       float l[kGroupWarps];
 #pragma unroll
-      for (int w = 0; w < kGroupWarps; ++w) l[w] = load_shared(Shape::warp_sum(shared, w, row, lane % 4));
+      for (int w = 0; w < kGroupWarps; ++w)
+        l[w] = load_shared(Shape::warp_sum(shared, w, row, lane % 4));
       float sum = ((l[0] + l[1]) + l[2]) + l[3];
       sum += __shfl_xor_sync(~0u, sum, 1);
       leaf.l[h] = sum + __shfl_xor_sync(~0u, sum, 2);
@@ -327,8 +360,8 @@ class MatrixWarp {
     if (!whole && first_token != last_token) {
       float o[Shape::kTilesO][2 * kTiles];
       for (int32_t t = first_token; t <= last_token; ++t) {
-        values_of_token<Shape, T>(Shape::p(shared), Shape::kv(shared, ring.stage), warp, lane, leaf_key,
-                                  keys_of_token(a, set.position, set.kv_len, t), o[0]);
+        values_of_token<Shape, T>(Shape::p(shared), Shape::kv(shared, ring.stage), warp, lane,
+                                  leaf_key, keys_of_token(a, set.position, set.kv_len, t), o[0]);
 #pragma unroll
         for (int i = 0; i < Shape::kTilesO; ++i)
 #pragma unroll
@@ -338,7 +371,8 @@ class MatrixWarp {
       }
     }
     __syncwarp();
-    if (lane < kGroupWarps * kArrivingLanes) barrier_arrive(Shape::empty(shared, ring.stage, lane % kGroupWarps));
+    if (lane < kGroupWarps * kArrivingLanes)
+      barrier_arrive(Shape::empty(shared, ring.stage, lane % kGroupWarps));
     for (int i = 1; kArrivingLanes == 32 && i < kGroupWarps; ++i)
       barrier_arrive(Shape::empty(shared, ring.stage, (lane + i) % kGroupWarps));
     ring.next();
@@ -356,16 +390,19 @@ class MatrixWarp {
     for (int step = 0; step < kLeaf / 16; ++step) {
       uint32_t p[4];
       if constexpr (kTiles == 1) {
-        if (step % 2 == 0) load_matrices(p_pair, p_base + chunk_offset<kLeaf * 2>(row, 2 * step + matrix));
+        if (step % 2 == 0)
+          load_matrices(p_pair, p_base + chunk_offset<kLeaf * 2>(row, 2 * step + matrix));
         p[0] = p_pair[2 * (step % 2)], p[1] = 0, p[2] = p_pair[2 * (step % 2) + 1], p[3] = 0;
       } else {
-        load_matrices(p, p_base + chunk_offset<kLeaf * 2>(row + 8 * (matrix & 1), 2 * step + (matrix >> 1)));
+        load_matrices(
+            p, p_base + chunk_offset<kLeaf * 2>(row + 8 * (matrix & 1), 2 * step + (matrix >> 1)));
       }
 #pragma unroll
       for (int t = 0; t < Shape::kTilesO; t += 2) {
         uint32_t v[4];
-        load_matrices_transposed(v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
-                                                                          warp * Shape::kTilesO + t + (matrix >> 1)));
+        load_matrices_transposed(
+            v, v_base + chunk_offset<Shape::kPitch>(step * 16 + 8 * (matrix & 1) + row,
+                                                    warp * Shape::kTilesO + t + (matrix >> 1)));
         multiply_add<T>(d[t], p[0], p[1], p[2], p[3], v[0], v[1]);
         multiply_add<T>(d[t + 1], p[0], p[1], p[2], p[3], v[2], v[3]);
       }
@@ -377,7 +414,9 @@ class MatrixWarp {
   }
 
   /** Element of o of the first of an accumulator's pair. */
-  __device__ __forceinline__ int element(int tile) const { return warp * (Shape::kDim / kGroupWarps) + 8 * tile + 2 * (lane % 4); }
+  __device__ __forceinline__ int element(int tile) const {
+    return warp * (Shape::kDim / kGroupWarps) + 8 * tile + 2 * (lane % 4);
+  }
 
   __device__ __forceinline__ void write_state(int32_t index, const WarpState<Shape>& state) {
     const int32_t width = a.problem.head_dim_vo;
@@ -385,13 +424,16 @@ class MatrixWarp {
     for (int h = 0; h < kTiles; ++h) {
       const int row = row_of_tile(h);
       if (row >= num_rows) continue;
-      float* o = a.states + static_cast<int64_t>(state_row(a, index, kv_head, row)) * state_pitch(a.problem);
+      float* o = a.states +
+                 static_cast<int64_t>(state_row(a, index, kv_head, row)) * state_pitch(a.problem);
 #pragma unroll
       for (int t = 0; t < Shape::kTilesO; ++t) {
         if (element(t) < width)
-          __stcg(reinterpret_cast<float2*>(o + element(t)), make_float2(state.o[t][2 * h], state.o[t][2 * h + 1]));
+          __stcg(reinterpret_cast<float2*>(o + element(t)),
+                 make_float2(state.o[t][2 * h], state.o[t][2 * h + 1]));
       }
-      if (warp == 0 && lane % 4 == 0) __stcg(reinterpret_cast<float2*>(o + width), make_float2(state.m[h], state.l[h]));
+      if (warp == 0 && lane % 4 == 0)
+        __stcg(reinterpret_cast<float2*>(o + width), make_float2(state.m[h], state.l[h]));
     }
   }
 
@@ -406,7 +448,8 @@ class MatrixWarp {
 #pragma unroll
       for (int t = 0; t < Shape::kTilesO; ++t) {
         if (element(t) < a.problem.head_dim_vo)
-          write_pair<T>(a, o + element(t), total.o[t][2 * h] * end.factor, total.o[t][2 * h + 1] * end.factor);
+          write_pair<T>(a, o + element(t), total.o[t][2 * h] * end.factor,
+                        total.o[t][2 * h + 1] * end.factor);
       }
       if (warp == 0 && lane % 4 == 0) write_lse(a, at, end.lse);
     }

@@ -14,24 +14,28 @@ constexpr int kBlockThreads = 2 * kGroupThreads;
 constexpr int kWarpKeys = kLeaf / kGroupWarps;
 constexpr int kMatrixBarrier = 1;
 
-#if defined(ATTNFOLD_EVERY_LANE_ARRIVES)  // for racecheck, which does not know that a lane can arrive for its warp
+#if defined(ATTNFOLD_EVERY_LANE_ARRIVES)  // for racecheck, which does not know that a lane can
+                                          // arrive for its warp
 constexpr int kArrivingLanes = 32;
 #else
 constexpr int kArrivingLanes = 1;
 #endif
 
-/** Compile-time sizes.  kDim is the head dim in shared memory and registers: the true one, rounded up to 64, 128 or 256. */
+/** Compile-time sizes.  kDim is the head dim in shared memory and registers: the true one, rounded
+ * up to 64, 128 or 256. */
 template <int kDim_, int kRowTiles_>
 struct SmallShape {
   static constexpr int kDim = kDim_;
   static constexpr int kRowTiles = kRowTiles_;  // of 8 rows
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kPitch = kDim * 2;  // bytes of a row of K, V and Q
-  static constexpr int kStages = kDim == 64 ? 6 : 3;     // leaves of K or V in shared memory: K, V, K, V, ..
-  static constexpr int kStagesQ = kStages / 2 + 1;       // a loader is at most that many row sets ahead
+  static constexpr int kStages =
+      kDim == 64 ? 6 : 3;  // leaves of K or V in shared memory: K, V, K, V, ..
+  static constexpr int kStagesQ = kStages / 2 + 1;  // a loader is at most that many row sets ahead
   static constexpr int kBlocksPerSm = kDim == 256 ? 1 : 2;
-  static constexpr int kTilesO = kDim / kGroupWarps / 8;  // tiles of 8 elements that a matrix warp makes
-  static constexpr int kTilesS = kWarpKeys / 8;           // tiles of 8 keys
+  static constexpr int kTilesO =
+      kDim / kGroupWarps / 8;                    // tiles of 8 elements that a matrix warp makes
+  static constexpr int kTilesS = kWarpKeys / 8;  // tiles of 8 keys
 
   struct Shared {
     unsigned char kv[kStages][kLeaf * kPitch];
@@ -39,13 +43,18 @@ struct SmallShape {
     unsigned char p[kRows * kLeaf * 2];
     float warp_max[kGroupWarps][kRows];
     float warp_sum[kGroupWarps][kRows][4];
-    uint64_t full[kStages][kGroupWarps], empty[kStages][kGroupWarps];  // one for each loader warp's keys
+    uint64_t full[kStages][kGroupWarps],
+        empty[kStages][kGroupWarps];  // one for each loader warp's keys
     uint64_t full_q[kStagesQ];
   };
 
   // Addresses in shared memory, from that of the struct.
-  __device__ static uint32_t kv(uint32_t base, int stage) { return base + offsetof(Shared, kv) + stage * (kLeaf * kPitch); }
-  __device__ static uint32_t q(uint32_t base, int stage) { return base + offsetof(Shared, q) + stage * (kRows * kPitch); }
+  __device__ static uint32_t kv(uint32_t base, int stage) {
+    return base + offsetof(Shared, kv) + stage * (kLeaf * kPitch);
+  }
+  __device__ static uint32_t q(uint32_t base, int stage) {
+    return base + offsetof(Shared, q) + stage * (kRows * kPitch);
+  }
   __device__ static uint32_t p(uint32_t base) { return base + offsetof(Shared, p); }
   __device__ static uint32_t warp_max(uint32_t base, int warp, int row) {
     return base + offsetof(Shared, warp_max) + (warp * kRows + row) * 4;
@@ -59,11 +68,13 @@ struct SmallShape {
   __device__ static uint32_t empty(uint32_t base, int stage, int warp) {
     return base + offsetof(Shared, empty) + (stage * kGroupWarps + warp) * 8;
   }
-  __device__ static uint32_t full_q(uint32_t base, int stage) { return base + offsetof(Shared, full_q) + stage * 8; }
+  __device__ static uint32_t full_q(uint32_t base, int stage) {
+    return base + offsetof(Shared, full_q) + stage * 8;
+  }
 };
 
-/** Byte offset of 16-byte chunk `chunk` of a row.  Rows' chunks are exchanged so that the same chunk of 8 rows, which
- * ldmatrix reads at once, lies in 8 different banks. */
+/** Byte offset of 16-byte chunk `chunk` of a row.  Rows' chunks are exchanged so that the same
+ * chunk of 8 rows, which ldmatrix reads at once, lies in 8 different banks. */
 template <int kPitch>
 __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   return static_cast<uint32_t>(row * kPitch + ((chunk ^ (row & 7)) << 4));

@@ -26,30 +26,37 @@ Status validate_device_lengths(const attnfold_problem& p, const attnfold_lengths
     return invalid("batch", "0..max_batch (" + std::to_string(p.max_batch) + ")", l.batch);
   }
   if (l.batch == 0) return {};
-  ATTNFOLD_RETURN_IF_ERROR(check_present("qo_indptr", l.qo_indptr, "[batch + 1] offsets on the device"));
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_present("qo_indptr", l.qo_indptr, "[batch + 1] offsets on the device"));
   if (p.kv_storage == ATTNFOLD_KV_RAGGED) {
-    ATTNFOLD_RETURN_IF_ERROR(check_present("kv_indptr", l.kv_indptr, "[batch + 1] offsets on the device"));
+    ATTNFOLD_RETURN_IF_ERROR(
+        check_present("kv_indptr", l.kv_indptr, "[batch + 1] offsets on the device"));
     if (p.kv_layout == ATTNFOLD_HND && l.num_kv_rows <= 0) {
-      return invalid("num_kv_rows", "the rows that ragged k and v hold (the offsets are not read on the host)",
+      return invalid("num_kv_rows",
+                     "the rows that ragged k and v hold (the offsets are not read on the host)",
                      l.num_kv_rows);
     }
     return {};
   }
   ATTNFOLD_RETURN_IF_ERROR(check_present("kv_len", l.kv_len, "[batch] lengths on the device"));
-  if (l.block_table && l.kv_indices) return invalid("kv_indices", "NULL beside a block_table", "a pointer");
+  if (l.block_table && l.kv_indices)
+    return invalid("kv_indices", "NULL beside a block_table", "a pointer");
   if (l.block_table) {
     const int64_t pages = (static_cast<int64_t>(p.max_kv_len) + p.page_size - 1) / p.page_size;
     if (l.block_table_stride < 0 || (l.batch > 1 && l.block_table_stride == 0 && pages > 0)) {
-      return invalid("block_table_stride", "entries from one request's pages to the next one's", l.block_table_stride);
+      return invalid("block_table_stride", "entries from one request's pages to the next one's",
+                     l.block_table_stride);
     }
     return {};
   }
-  ATTNFOLD_RETURN_IF_ERROR(check_present("kv_indices", l.kv_indices, "page ids on the device, or a block_table"));
-  return check_present("kv_indptr", l.kv_indptr, "[batch + 1] offsets into kv_indices, on the device");
+  ATTNFOLD_RETURN_IF_ERROR(
+      check_present("kv_indices", l.kv_indices, "page ids on the device, or a block_table"));
+  return check_present("kv_indptr", l.kv_indptr,
+                       "[batch + 1] offsets into kv_indices, on the device");
 }
 
-Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows, const attnfold_tensors* given,
-                               Tensors* out) {
+Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows,
+                               const attnfold_tensors* given, Tensors* out) {
   // How many rows there are is known on the device alone.
   const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
   const TensorExtents extents{1, ragged ? num_kv_rows : p.page_size, 1, p.max_kv_len > 0, false};
@@ -67,7 +74,8 @@ Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows, c
   ATTNFOLD_RETURN_IF_ERROR(check_output_strides("o", p.max_qo_rows, out->o.stride_token, p.qo_heads,
                                                 out->o.stride_head, p.head_dim_vo));
   if (!out->lse) return {};
-  return check_output_strides("lse", p.max_qo_rows, out->lse_stride_row, p.qo_heads, out->lse_stride_head, 1);
+  return check_output_strides("lse", p.max_qo_rows, out->lse_stride_row, p.qo_heads,
+                              out->lse_stride_head, 1);
 }
 
 }  // namespace attnfold::cuda

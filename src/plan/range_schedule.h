@@ -1,15 +1,18 @@
-// Who does what on a GPU.  Integer functions of the lengths, for the host and the device: every thread may compute the
-// part that it needs, and nobody has to wait for a list to be built.
+// Who does what on a GPU.  Integer functions of the lengths, for the host and the device: every
+// thread may compute the part that it needs, and nobody has to wait for a list to be built.
 //
-// A batch becomes row sets: up to `set_rows` consecutive rows of one request, counted token by token and within a token
-// by the head of the group, the same for every kv head.  The leaves that a row set's rows see, set after set, form a
-// line, which is cut into ranges.  A worker is a (range, kv head): the workers of one range read all kv heads of the same
-// pages at about the same time.
+// A batch becomes row sets: up to `set_rows` consecutive rows of one request, counted token by
+// token and within a token by the head of the group, the same for every kv head.  The leaves that a
+// row set's rows see, set after set, form a line, which is cut into ranges.  A worker is a (range,
+// kv head): the workers of one range read all kv heads of the same pages at about the same time.
 //
-// Where a range ends inside a row set, states stay behind.  Which ones, and in which order, follows from the cuts:
-//   of the row set in which the range enters   single leaves up to the next super-chunk, then super-chunks, the last
+// Where a range ends inside a row set, states stay behind.  Which ones, and in which order, follows
+// from the cuts:
+//   of the row set in which the range enters   single leaves up to the next super-chunk, then
+//   super-chunks, the last
 //                                              perhaps a prefix
-//   of the row set that it begins              the row: its whole super-chunks, folded, if any; then the started
+//   of the row set that it begins              the row: its whole super-chunks, folded, if any;
+//   then the started
 //                                              super-chunk after them, if any
 #pragma once
 
@@ -33,7 +36,8 @@ struct alignas(16) RowSet {
   int32_t unused[2];
 };
 
-/** How a problem's rows are grouped and the line is cut.  Follows from the problem and the machine. */
+/** How a problem's rows are grouped and the line is cut.  Follows from the problem and the machine.
+ */
 struct RangeShape {
   int32_t group_size;
   int32_t set_rows;
@@ -61,7 +65,8 @@ struct alignas(16) RangePlace {
   int32_t cut, entered_states, begun_states, unused;
 };
 
-/** A row set that several ranges share; `first_range` holds its first leaf, and -1 marks an entry without a set. */
+/** A row set that several ranges share; `first_range` holds its first leaf, and -1 marks an entry
+ * without a set. */
 struct alignas(16) SharedSet {
   RowSet set;
   int32_t first_range;
@@ -72,15 +77,16 @@ struct alignas(16) SharedSet {
 struct RangeSchedule {
   RangeCounts* counts;
   int32_t* num_shared;
-  RowSet* sets;       // [max_sets]
+  RowSet* sets;  // [max_sets]
   int32_t max_sets;
   RangePlace* places;  // [num_ranges + 1]
-  Range* ranges;      // [num_ranges]
-  SharedSet* shared;  // [num_ranges], those with a set first
+  Range* ranges;       // [num_ranges]
+  SharedSet* shared;   // [num_ranges], those with a set first
 };
 
-// ------------------------------------------------------------------------------------------------ leaves of a row set
-// Leaves are numbered 0, 1, .. in ascending order, without the gap between a sink and a window.
+// ------------------------------------------------------------------------------------------------
+// leaves of a row set Leaves are numbered 0, 1, .. in ascending order, without the gap between a
+// sink and a window.
 
 ATTNFOLD_HD inline int32_t leaf_of(const RowSet& s, int32_t number) {
   return number < s.sink_leaves ? number : number - s.sink_leaves + s.leaf_begin;
@@ -122,7 +128,8 @@ ATTNFOLD_HD inline int32_t chunk_at(const RowSet& s, int32_t ordinal) {
   return leaf > s.leaf_begin ? leaf - s.leaf_begin + s.sink_leaves : s.sink_leaves;
 }
 
-// ------------------------------------------------------------------------------------------------ the line
+// ------------------------------------------------------------------------------------------------
+// the line
 
 ATTNFOLD_HD inline int32_t num_row_sets(const RangeShape& shape, int32_t qo_len) {
   return static_cast<int32_t>(
@@ -191,7 +198,8 @@ ATTNFOLD_HD inline int32_t range_at(const RangePlace* places, int32_t num_ranges
   return low;
 }
 
-// ------------------------------------------------------------------------------------------------ cuts
+// ------------------------------------------------------------------------------------------------
+// cuts
 
 /** Where ranges may begin: at multiples of `align` leaves of a request, and at row sets' ends. */
 struct CutRule {
@@ -216,7 +224,8 @@ ATTNFOLD_HD_LARGE inline int32_t cut_at(const CutRule& rule, int32_t i) {
   if (rule.seed != 0) {
     const int64_t share = rule.leaves / rule.num_ranges;
     const uint64_t drawn = mix_bits(rule.seed ^ mix_bits(static_cast<uint64_t>(i)));
-    const int64_t shift = static_cast<int64_t>(drawn % static_cast<uint64_t>(share + 1)) - share / 2;
+    const int64_t shift =
+        static_cast<int64_t>(drawn % static_cast<uint64_t>(share + 1)) - share / 2;
     return static_cast<int32_t>(clamp_to(even + shift, 0, rule.leaves));
   }
   if (rule.align == 1 || rule.leaves == 0) return even;
@@ -230,17 +239,21 @@ ATTNFOLD_HD_LARGE inline int32_t cut_at(const CutRule& rule, int32_t i) {
 
 /** Leaves that the largest range may have beside an even share: 4 percent. */
 ATTNFOLD_HD inline int32_t largest_share_allowed(int32_t leaves, int32_t num_ranges) {
-  const int32_t even = static_cast<int32_t>((static_cast<int64_t>(leaves) + num_ranges - 1) / num_ranges);
+  const int32_t even =
+      static_cast<int32_t>((static_cast<int64_t>(leaves) + num_ranges - 1) / num_ranges);
   return even + even / 25;
 }
 
-// Alignments are tried from kSuperChunk down by halves: whole super-chunks leave the fewest states behind.
+// Alignments are tried from kSuperChunk down by halves: whole super-chunks leave the fewest states
+// behind.
 
-// ------------------------------------------------------------------------------------------------ states
+// ------------------------------------------------------------------------------------------------
+// states
 
 /** States that one range may leave behind where no row set has more than `max_leaves` leaves. */
 ATTNFOLD_HD inline int32_t max_states(int64_t max_leaves) {
-  return static_cast<int32_t>((kSuperChunk - 1) + (max_leaves + kSuperChunk - 1) / kSuperChunk + 1 + 2);
+  return static_cast<int32_t>((kSuperChunk - 1) + (max_leaves + kSuperChunk - 1) / kSuperChunk + 1 +
+                              2);
 }
 
 /** The first whole super-chunk of a range that enters the row set at `entry`, as a number. */
@@ -248,7 +261,8 @@ ATTNFOLD_HD inline int32_t first_chunk(const RowSet& s, int32_t entry) {
   return chunk_begin(s, entry) == entry ? entry : chunk_end(s, entry);
 }
 
-/** Which state, counted from 0, begins at `number` in a range that enters the row set at `entry` > 0. */
+/** Which state, counted from 0, begins at `number` in a range that enters the row set at `entry` >
+ * 0. */
 ATTNFOLD_HD inline int32_t entered_state(const RowSet& s, int32_t entry, int32_t number) {
   const int32_t first = first_chunk(s, entry);
   if (number < first) return number - entry;
@@ -256,7 +270,8 @@ ATTNFOLD_HD inline int32_t entered_state(const RowSet& s, int32_t entry, int32_t
 }
 
 /** The range between two cuts. */
-ATTNFOLD_HD inline Range make_range(const RowSet* sets, const RangeCounts& n, int32_t begin, int32_t end) {
+ATTNFOLD_HD inline Range make_range(const RowSet* sets, const RangeCounts& n, int32_t begin,
+                                    int32_t end) {
   Range range{};
   range.num_leaves = end - begin;
   if (n.sets == 0) return range;
@@ -266,7 +281,8 @@ ATTNFOLD_HD inline Range make_range(const RowSet* sets, const RangeCounts& n, in
   return range;
 }
 
-/** Whether the cut at which `range` begins, be it empty, is the first inside its row set; `cut_before` is the one before. */
+/** Whether the cut at which `range` begins, be it empty, is the first inside its row set;
+ * `cut_before` is the one before. */
 ATTNFOLD_HD inline bool is_first_inside(const Range& range, int32_t cut_before) {
   return range.number > 0 && range.number < range.set.num_leaves && cut_before <= range.set.start;
 }
@@ -276,12 +292,14 @@ struct RangeStates {
   int32_t entered, begun;
 };
 
-ATTNFOLD_HD inline RangeStates count_states(const RowSet* sets, const RangeCounts& n, const Range& range) {
+ATTNFOLD_HD inline RangeStates count_states(const RowSet* sets, const RangeCounts& n,
+                                            const Range& range) {
   RangeStates states{};
   if (range.num_leaves == 0) return states;
   const int32_t begin = range.set.start + range.number, end = begin + range.num_leaves;
   if (range.number > 0) {
-    const int32_t last = end - range.set.start < range.set.num_leaves ? end - range.set.start : range.set.num_leaves;
+    const int32_t last =
+        end - range.set.start < range.set.num_leaves ? end - range.set.start : range.set.num_leaves;
     states.entered = entered_state(range.set, range.number, last - 1) + 1;
   }
   const RowSet& last = sets[set_at(sets, n.sets, end - 1)];

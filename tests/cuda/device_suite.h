@@ -17,7 +17,8 @@ inline std::string why_not_here() {
   for (int32_t i = 0; i < attnfold_num_kernels(); ++i) {
     attnfold_kernel_info info{};
     info.struct_size = sizeof(info);
-    if (attnfold_get_kernel(i, &info) == ATTNFOLD_OK && std::string(info.isa) == "cuda") return info.why_not;
+    if (attnfold_get_kernel(i, &info) == ATTNFOLD_OK && std::string(info.isa) == "cuda")
+      return info.why_not;
   }
   return "no kernel row of this build is CUDA's";
 }

@@ -1,4 +1,5 @@
-// Promise P6: a captured step answers any lengths up to the maxima.  And the device's schedule is the host's.
+// Promise P6: a captured step answers any lengths up to the maxima.  And the device's schedule is
+// the host's.
 #include <cuda_runtime.h>
 
 #include <random>
@@ -12,7 +13,8 @@ namespace attnfold::check::device_test {
 namespace {
 
 /** A decode batch whose lengths can be drawn anew within the same pool and tables. */
-Call with_lengths(const Call& call, const std::vector<int32_t>& qo_len, const std::vector<int32_t>& kv_len) {
+Call with_lengths(const Call& call, const std::vector<int32_t>& qo_len,
+                  const std::vector<int32_t>& kv_len) {
   Call out = call;
   for (int32_t r = 0; r < call.batch; ++r) {
     out.qo_indptr[r + 1] = out.qo_indptr[r] + qo_len[r];
@@ -24,13 +26,14 @@ Call with_lengths(const Call& call, const std::vector<int32_t>& qo_len, const st
 TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   constexpr int32_t kBatch = 12, kMaxLen = 5000;
   std::mt19937_64 rng(test::seed());
-  Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal, cases::Lengths(kBatch, 2),
-                               cases::Lengths(kBatch, kMaxLen));
+  Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal,
+                               cases::Lengths(kBatch, 2), cases::Lengths(kBatch, kMaxLen));
   const Call most = generate(spec, test::seed());
   attnfold_plan* raw = nullptr;
   const attnfold_execution e = on_device();
   ASSERT_EQ(attnfold_plan_create(&most.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(raw, attnfold_plan_destroy);
+  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
+      raw, attnfold_plan_destroy);
   DeviceCall device(most);
   const attnfold_lengths lengths = device.lengths();
   const attnfold_tensors tensors = device.tensors();
@@ -43,7 +46,8 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
-  ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK) << attnfold_last_error();
+  ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+      << attnfold_last_error();
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
   for (int replay = 0; replay < 50; ++replay) {
@@ -51,20 +55,24 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
     const int32_t live = replay == 0 ? kBatch : static_cast<int32_t>(rng() % (kBatch + 1));
     for (int32_t r = 0; r < live; ++r) {
       qo_len[r] = replay == 0 ? 2 : static_cast<int32_t>(rng() % 3);
-      kv_len[r] = replay == 0 ? kMaxLen : rng() % 5 ? static_cast<int32_t>(rng() % (kMaxLen + 1)) : 0;
+      kv_len[r] = replay == 0 ? kMaxLen
+                  : rng() % 5 ? static_cast<int32_t>(rng() % (kMaxLen + 1))
+                              : 0;
     }
     const Call call = with_lengths(most, qo_len, kv_len);
-    ASSERT_EQ(cudaMemcpy(const_cast<int32_t*>(lengths.qo_indptr), call.qo_indptr.data(), (kBatch + 1) * 4,
-                         cudaMemcpyHostToDevice),
+    ASSERT_EQ(cudaMemcpy(const_cast<int32_t*>(lengths.qo_indptr), call.qo_indptr.data(),
+                         (kBatch + 1) * 4, cudaMemcpyHostToDevice),
               cudaSuccess);
-    ASSERT_EQ(cudaMemcpy(const_cast<int32_t*>(lengths.kv_len), call.kv_len.data(), kBatch * 4, cudaMemcpyHostToDevice),
+    ASSERT_EQ(cudaMemcpy(const_cast<int32_t*>(lengths.kv_len), call.kv_len.data(), kBatch * 4,
+                         cudaMemcpyHostToDevice),
               cudaSuccess);
     ASSERT_EQ(cudaGraphLaunch(step, stream), cudaSuccess);
     Answer replayed, eager;
     ATTNFOLD_ASSERT_HOLDS(device.take(&replayed));
     if (call.num_rows() == 0) continue;
     ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), eager));
-    ATTNFOLD_ASSERT_HOLDS(cases::same_rows(call, eager, 0, replayed, 0, call.num_rows(), "replay")) << replay;
+    ATTNFOLD_ASSERT_HOLDS(cases::same_rows(call, eager, 0, replayed, 0, call.num_rows(), "replay"))
+        << replay;
   }
   cudaGraphExecDestroy(step);
   cudaGraphDestroy(graph);
@@ -85,8 +93,10 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
   std::mt19937_64 rng(test::seed());
   constexpr int32_t kMaxSets = 8192, kMaxRanges = 512, kMaxBatch = 2000;
   char* memory = nullptr;
-  const size_t sizes[] = {sizeof(RangeCounts), 4, kMaxSets * sizeof(RowSet), (kMaxRanges + 1) * sizeof(RangePlace), kMaxRanges * sizeof(Range),
-                          kMaxRanges * sizeof(SharedSet), (kMaxBatch + 1) * 4, kMaxBatch * 4};
+  const size_t sizes[] = {sizeof(RangeCounts),        4,
+                          kMaxSets * sizeof(RowSet),  (kMaxRanges + 1) * sizeof(RangePlace),
+                          kMaxRanges * sizeof(Range), kMaxRanges * sizeof(SharedSet),
+                          (kMaxBatch + 1) * 4,        kMaxBatch * 4};
   size_t offsets[8], total = 0;
   for (int i = 0; i < 8; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
   ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), total), cudaSuccess);
@@ -111,24 +121,37 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     host.ranges.resize(kMaxRanges);
     host.shared.resize(kMaxRanges);
     Arrays device = host;
-    if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets) continue;
-    RangeSchedule schedule{&host.counts, &host.num_shared, host.sets.data(), kMaxSets,
+    if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets)
+      continue;
+    RangeSchedule schedule{&host.counts,       &host.num_shared,   host.sets.data(),  kMaxSets,
                            host.places.data(), host.ranges.data(), host.shared.data()};
     build_range_schedule(shape, mask, batch, indptr.data(), kv_len.data(), &schedule);
 
     const auto at = [&](int i) { return memory + offsets[i]; };
-    ASSERT_EQ(cudaMemcpy(at(6), indptr.data(), indptr.size() * 4, cudaMemcpyHostToDevice), cudaSuccess);
+    ASSERT_EQ(cudaMemcpy(at(6), indptr.data(), indptr.size() * 4, cudaMemcpyHostToDevice),
+              cudaSuccess);
     kv_len.push_back(0);  // so that there is something to copy
-    ASSERT_EQ(cudaMemcpy(at(7), kv_len.data(), static_cast<size_t>(batch) * 4, cudaMemcpyHostToDevice), cudaSuccess);
-    const RangeSchedule on_gpu{reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
-                               reinterpret_cast<RowSet*>(at(2)), kMaxSets, reinterpret_cast<RangePlace*>(at(3)),
-                               reinterpret_cast<Range*>(at(4)), reinterpret_cast<SharedSet*>(at(5))};
-    const cuda::PlanArgs args{shape, mask, batch, 1 << 30, reinterpret_cast<const int32_t*>(at(6)),
-                              reinterpret_cast<const int32_t*>(at(7)), nullptr, on_gpu};
+    ASSERT_EQ(
+        cudaMemcpy(at(7), kv_len.data(), static_cast<size_t>(batch) * 4, cudaMemcpyHostToDevice),
+        cudaSuccess);
+    const RangeSchedule on_gpu{
+        reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
+        reinterpret_cast<RowSet*>(at(2)),      kMaxSets,
+        reinterpret_cast<RangePlace*>(at(3)),  reinterpret_cast<Range*>(at(4)),
+        reinterpret_cast<SharedSet*>(at(5))};
+    const cuda::PlanArgs args{shape,
+                              mask,
+                              batch,
+                              1 << 30,
+                              reinterpret_cast<const int32_t*>(at(6)),
+                              reinterpret_cast<const int32_t*>(at(7)),
+                              nullptr,
+                              on_gpu};
     ASSERT_EQ(cuda::launch_plan(args, nullptr), cudaSuccess);
-    void* to[] = {&device.counts, &device.num_shared, device.sets.data(), device.places.data(), device.ranges.data(),
-                  device.shared.data()};
-    for (int i = 0; i < 6; ++i) ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
+    void* to[] = {&device.counts,       &device.num_shared,   device.sets.data(),
+                  device.places.data(), device.ranges.data(), device.shared.data()};
+    for (int i = 0; i < 6; ++i)
+      ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
     const RangeCounts &h = host.counts, &d = device.counts;
     ASSERT_TRUE(h.sets == d.sets && h.empty_sets == d.empty_sets && h.leaves == d.leaves) << round;
     ASSERT_EQ(host.num_shared, device.num_shared) << round;

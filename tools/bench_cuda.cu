@@ -1,7 +1,6 @@
-// Times decode on a CUDA device as an engine replays it: a captured graph of many calls, each on other pages, so that L2
-// is cold; medians, alternating with a plain read of as many bytes.
-//
-//   cuda_decode_bench [--json FILE] [--replays N] [SHAPE..]        no SHAPE: all that are listed below
+// attnfold bench --backend cuda: times decode as an engine replays it, a captured graph of many
+// calls, each on other pages, so that L2 is cold; medians, alternating with a plain read of as many
+// bytes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,11 +11,14 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attnfold/attnfold.h"
+#include "bench_cuda.h"
 
+namespace attnfold::tools {
 namespace {
 
 struct Shape {
@@ -32,44 +34,55 @@ std::vector<int> lognormal_lengths() {  // 128 requests, mean 4000
   for (int i = 0; i < 128; ++i) {
     double u = 0;
     for (int k = 0; k < 12; ++k) u += static_cast<double>(rng() >> 11) * 0x1p-53;
-    n.push_back(static_cast<int>(std::clamp(std::exp(std::log(4000.0) - 0.5 + (u - 6.0)), 16.0, 32768.0)));
+    n.push_back(
+        static_cast<int>(std::clamp(std::exp(std::log(4000.0) - 0.5 + (u - 6.0)), 16.0, 32768.0)));
   }
   return n;
 }
 
-std::vector<int> equal(int batch, int kv_len) { return std::vector<int>(static_cast<size_t>(batch), kv_len); }
+std::vector<int> equal(int batch, int kv_len) {
+  return std::vector<int>(static_cast<size_t>(batch), kv_len);
+}
 
 std::vector<Shape> all_shapes() {
   return {
-      {"D1", 32, 8, 128, 16, equal(1, 2560)},     {"D2", 32, 8, 128, 16, equal(1, 32768)},
-      {"D3", 32, 8, 128, 16, equal(1, 131072)},   {"D4", 32, 8, 128, 16, equal(16, 8192)},
-      {"D5", 32, 8, 128, 16, equal(64, 4096)},    {"D6", 32, 8, 128, 16, lognormal_lengths()},
-      {"D7a", 8, 1, 128, 16, equal(1, 32768)},    {"D7b", 8, 1, 128, 16, equal(32, 8192)},
-      {"D8", 32, 32, 128, 16, equal(8, 4096)},    {"D9", 32, 8, 128, 16, equal(256, 128)},
-      {"D10", 32, 8, 128, 16, equal(17, 2560)},   {"D4-page1", 32, 8, 128, 1, equal(16, 8192)},
+      {"D1", 32, 8, 128, 16, equal(1, 2560)},
+      {"D2", 32, 8, 128, 16, equal(1, 32768)},
+      {"D3", 32, 8, 128, 16, equal(1, 131072)},
+      {"D4", 32, 8, 128, 16, equal(16, 8192)},
+      {"D5", 32, 8, 128, 16, equal(64, 4096)},
+      {"D6", 32, 8, 128, 16, lognormal_lengths()},
+      {"D7a", 8, 1, 128, 16, equal(1, 32768)},
+      {"D7b", 8, 1, 128, 16, equal(32, 8192)},
+      {"D8", 32, 32, 128, 16, equal(8, 4096)},
+      {"D9", 32, 8, 128, 16, equal(256, 128)},
+      {"D10", 32, 8, 128, 16, equal(17, 2560)},
+      {"D4-page1", 32, 8, 128, 1, equal(16, 8192)},
       {"D4-page64", 32, 8, 128, 64, equal(16, 8192)},
       {"D4-head-major", 32, 8, 128, 16, equal(16, 8192), true},
-      {"D4-group1", 8, 8, 128, 16, equal(16, 8192)},   {"D4-group2", 16, 8, 128, 16, equal(16, 8192)},
-      {"D4-group6", 48, 8, 128, 16, equal(16, 8192)},  {"D4-group8", 64, 8, 128, 16, equal(16, 8192)},
-      {"D4-group16", 128, 8, 128, 16, equal(16, 8192)}, {"D4-dim64", 32, 8, 64, 16, equal(16, 16384)},
+      {"D4-group1", 8, 8, 128, 16, equal(16, 8192)},
+      {"D4-group2", 16, 8, 128, 16, equal(16, 8192)},
+      {"D4-group6", 48, 8, 128, 16, equal(16, 8192)},
+      {"D4-group8", 64, 8, 128, 16, equal(16, 8192)},
+      {"D4-group16", 128, 8, 128, 16, equal(16, 8192)},
+      {"D4-dim64", 32, 8, 64, 16, equal(16, 16384)},
       {"D4-dim256", 32, 8, 256, 16, equal(16, 4096)},
   };
 }
 
 void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(3);
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 void check(attnfold_status status, const char* what) {
-  if (status == ATTNFOLD_OK) return;
-  std::fprintf(stderr, "%s: %s\n", what, attnfold_last_error());
-  std::exit(3);
+  if (status != ATTNFOLD_OK)
+    throw std::runtime_error(std::string(what) + ": " + attnfold_last_error());
 }
 
 /** Bits of bfloat16 numbers in about (-2, 2). */
 __global__ void fill_random(uint16_t* to, size_t n) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n; i += size_t{gridDim.x} * blockDim.x) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;
+       i += size_t{gridDim.x} * blockDim.x) {
     uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     const float u = static_cast<float>(x >> 40) * 0x1p-23f * 1.7f - 1.7f;
@@ -100,7 +113,8 @@ __global__ void plain_read(const uint4* from, size_t n, uint32_t* out) {
 /** A graph of calls one after the other. */
 class Graph {
  public:
-  Graph(cudaStream_t stream, int num_calls, const std::function<void(int)>& call) : stream_(stream), num_calls_(num_calls) {
+  Graph(cudaStream_t stream, int num_calls, const std::function<void(int)>& call)
+      : stream_(stream), num_calls_(num_calls) {
     cudaGraph_t graph;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     for (int i = 0; i < num_calls; ++i) call(i);
@@ -175,8 +189,9 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
     longest = std::max(longest, n);
   }
   const double bytes = static_cast<double>(keys) * s.kv_heads * s.head_dim * 4;
-  const int sets = static_cast<int>(
-      std::max<int64_t>(1, std::min({int64_t{64}, num_pages / pages, std::max<int64_t>(2, static_cast<int64_t>(600e6 / bytes) + 1)})));
+  const int sets = static_cast<int>(std::max<int64_t>(
+      1, std::min({int64_t{64}, num_pages / pages,
+                   std::max<int64_t>(2, static_cast<int64_t>(600e6 / bytes) + 1)})));
 
   attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
   p.qo_heads = s.qo_heads;
@@ -189,7 +204,6 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
   p.max_kv_len = longest;
   attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
   e.backend = ATTNFOLD_CUDA;
-  if (const char* workers = std::getenv("WORKERS")) e.num_workers = std::atoi(workers);
 
   std::vector<int32_t> order(static_cast<size_t>(num_pages));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
@@ -233,19 +247,17 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
   t.lse = lse;
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 
-  if (std::getenv("ONCE")) {
-    for (int i = 0; i < 4; ++i)
-      check(attnfold_plan_run(page_sets[static_cast<size_t>(i % sets)].plan, &t, workspace, workspace_bytes, stream), "attnfold_plan_run");
-    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    return {bytes / 1e6, 1, 1};
-  }
   const double guess_us = 3 + bytes / 4.5e6;
-  const int rounds = std::max(1, std::min(512 / sets, static_cast<int>(3000 / (guess_us * sets)) + 1));
+  const int rounds =
+      std::max(1, std::min(512 / sets, static_cast<int>(3000 / (guess_us * sets)) + 1));
   Graph attend(stream, rounds * sets, [&](int i) {
-    check(attnfold_plan_run(page_sets[static_cast<size_t>(i % sets)].plan, &t, workspace, workspace_bytes, stream), "attnfold_plan_run");
+    check(attnfold_plan_run(page_sets[static_cast<size_t>(i % sets)].plan, &t, workspace,
+                            workspace_bytes, stream),
+          "attnfold_plan_run");
   });
   const size_t read_bytes = static_cast<size_t>(bytes) / 65536 * 65536;
-  const int reads = static_cast<int>(std::min<size_t>(64, std::max<size_t>(1, kPoolBytes / read_bytes)));
+  const int reads =
+      static_cast<int>(std::min<size_t>(64, std::max<size_t>(1, kPoolBytes / read_bytes)));
   std::vector<std::unique_ptr<Graph>> read_graphs;
   for (const int threads : {256, 512}) {
     for (const int unroll : {4, 8}) {
@@ -253,10 +265,15 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
         if (threads * blocks > 2048) continue;
         const int calls = std::max(rounds * sets / 2, 8);
         read_graphs.push_back(std::make_unique<Graph>(stream, calls, [&](int i) {
-          const uint4* from = reinterpret_cast<const uint4*>(pools.k + static_cast<size_t>(i % reads) * read_bytes);
+          const uint4* from =
+              reinterpret_cast<const uint4*>(pools.k + static_cast<size_t>(i % reads) * read_bytes);
           const dim3 grid(static_cast<unsigned>(132 * blocks));
-          if (unroll == 4) plain_read<4><<<grid, threads, 0, stream>>>(from, read_bytes / 16, reinterpret_cast<uint32_t*>(lse));
-          else plain_read<8><<<grid, threads, 0, stream>>>(from, read_bytes / 16, reinterpret_cast<uint32_t*>(lse));
+          if (unroll == 4)
+            plain_read<4><<<grid, threads, 0, stream>>>(from, read_bytes / 16,
+                                                        reinterpret_cast<uint32_t*>(lse));
+          else
+            plain_read<8><<<grid, threads, 0, stream>>>(from, read_bytes / 16,
+                                                        reinterpret_cast<uint32_t*>(lse));
         }));
       }
     }
@@ -277,22 +294,16 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
     cudaFree(set.kv_len);
     cudaFree(set.qo_indptr);
   }
-  for (void* m : {static_cast<void*>(q), static_cast<void*>(o), static_cast<void*>(lse), workspace}) cudaFree(m);
+  for (void* m : {static_cast<void*>(q), static_cast<void*>(o), static_cast<void*>(lse), workspace})
+    cudaFree(m);
   return {bytes / 1e6, read, median(attend_us)};
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::vector<std::string> wanted;
-  const char* json = nullptr;
-  int replays = 10;
-  for (int i = 1; i < argc; ++i) {
-    const std::string a = argv[i];
-    if (a == "--json" && i + 1 < argc) json = argv[++i];
-    else if (a == "--replays" && i + 1 < argc) replays = std::atoi(argv[++i]);
-    else wanted.push_back(a);
-  }
+void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::string& json_file) {
+  cudaDeviceProp device;
+  check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
   Pools pools{};
@@ -300,18 +311,31 @@ int main(int argc, char** argv) {
   check(cudaMalloc(&pools.v, kPoolBytes), "cudaMalloc");
   fill_random<<<1024, 256, 0, stream>>>(reinterpret_cast<uint16_t*>(pools.k), kPoolBytes / 2);
   fill_random<<<1024, 256, 0, stream>>>(reinterpret_cast<uint16_t*>(pools.v), kPoolBytes / 2);
-  FILE* out = json ? std::fopen(json, "w") : nullptr;
-  if (out) std::fprintf(out, "[");
-  std::printf("%-14s %8s %9s %9s %7s\n", "shape", "KV MB", "read us", "us", "of read");
+  FILE* out = json_file.empty() ? nullptr : std::fopen(json_file.c_str(), "w");
+  if (out)
+    std::fprintf(out, "{\"device\": \"%s\", \"sms\": %d, \"decode\": [", device.name,
+                 device.multiProcessorCount);
+  std::printf("%s, %d SMs; bf16, pages permuted, L2 cold, graph replay, medians\n", device.name,
+              device.multiProcessorCount);
+  std::printf("%-14s %8s %9s %9s %8s\n", "decode", "KV MB", "read us", "us", "of read");
   bool first = true;
   for (const Shape& s : all_shapes()) {
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), s.name) == wanted.end()) continue;
+    if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), s.name) == shapes.end())
+      continue;
     const Result r = time_shape(s, pools, stream, replays);
-    std::printf("%-14s %8.1f %9.2f %9.2f %6.1f%%\n", s.name, r.kv_mb, r.read_us, r.attend_us, 100 * r.read_us / r.attend_us);
+    std::printf("%-14s %8.1f %9.2f %9.2f %7.1f%%\n", s.name, r.kv_mb, r.read_us, r.attend_us,
+                100 * r.read_us / r.attend_us);
     std::fflush(stdout);
-    if (out) std::fprintf(out, "%s\n {\"shape\": \"%s\", \"kv_mb\": %.3f, \"read_us\": %.3f, \"us\": %.3f}", first ? "" : ",", s.name, r.kv_mb, r.read_us, r.attend_us);
+    if (out)
+      std::fprintf(out,
+                   "%s\n {\"shape\": \"%s\", \"kv_mb\": %.3f, \"read_us\": %.3f, \"us\": %.3f}",
+                   first ? "" : ",", s.name, r.kv_mb, r.read_us, r.attend_us);
     first = false;
   }
-  if (out) std::fprintf(out, "\n]\n"), std::fclose(out);
-  return 0;
+  if (out) std::fprintf(out, "\n]}\n"), std::fclose(out);
+  cudaFree(pools.k);
+  cudaFree(pools.v);
+  cudaStreamDestroy(stream);
 }
+
+}  // namespace attnfold::tools

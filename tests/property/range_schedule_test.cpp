@@ -1,0 +1,126 @@
+// The planner of the CUDA backend: every leaf in one range, even shares, and states that are
+// numbered without a gap in the order in which a worker leaves them behind.
+#include "plan/range_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace attnfold {
+namespace {
+
+/** A schedule and the arrays it lies in. */
+struct Planned {
+  RangeCounts counts{};
+  int32_t num_shared = 0;
+  std::vector<RowSet> sets;
+  std::vector<RangePlace> places;
+  std::vector<Range> ranges;
+  std::vector<SharedSet> shared;
+  RangeShape shape{};
+  Mask mask;
+  std::vector<int32_t> qo_indptr{0}, kv_len;
+
+  explicit Planned(std::mt19937_64& rng) {
+    const auto below = [&](uint64_t n) { return static_cast<int32_t>(rng() % n); };
+    shape = {1 + below(17), 1 + below(16), 1 + below(300), rng() % 3 ? 0 : rng()};
+    mask.causal = below(2);
+    if (below(3) == 0) mask.window_left = below(3000);
+    if (below(4) == 0) mask.sink_tokens = below(600);
+    if (below(5) == 0) mask.attention_chunk = 1 + below(3000);
+    const int32_t batch = below(40), longest = below(3) ? 3000 : 100000;
+    for (int32_t r = 0; r < batch; ++r) {
+      qo_indptr.push_back(qo_indptr.back() + below(4));
+      kv_len.push_back(below(static_cast<uint64_t>(longest)));
+    }
+    const int32_t max_sets = batch + qo_indptr.back() * shape.group_size / shape.set_rows + 1;
+    sets.resize(static_cast<size_t>(max_sets));
+    places.resize(static_cast<size_t>(shape.num_ranges) + 1);
+    ranges.resize(static_cast<size_t>(shape.num_ranges));
+    shared.resize(static_cast<size_t>(shape.num_ranges));
+    RangeSchedule schedule{&counts,       &num_shared,   sets.data(),  max_sets,
+                           places.data(), ranges.data(), shared.data()};
+    build_range_schedule(shape, mask, batch, qo_indptr.data(), kv_len.data(), &schedule);
+  }
+};
+
+class RangeSchedules : public ::testing::TestWithParam<int> {};
+
+TEST_P(RangeSchedules, RangesCoverTheLineEvenly) {
+  for (int round = 0; round < 200; ++round) {
+    const int seed = GetParam() * 1000 + round;
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const Planned p(rng);
+    ASSERT_EQ(p.places.front().cut, 0) << seed;
+    ASSERT_EQ(p.places.back().cut, p.counts.leaves) << seed;
+    int32_t leaves = 0;
+    for (int32_t i = 0; i < p.counts.sets; ++i) {
+      const RowSet& set = p.sets[static_cast<size_t>(i)];
+      ASSERT_EQ(set.start, leaves) << seed;
+      ASSERT_GT(set.num_leaves, 0) << seed;
+      leaves += set.num_leaves;
+    }
+    ASSERT_EQ(leaves, p.counts.leaves) << seed;
+    for (size_t i = 0; i < p.ranges.size(); ++i) {
+      const int32_t share = p.places[i + 1].cut - p.places[i].cut;
+      ASSERT_GE(share, 0) << seed;
+      ASSERT_EQ(p.ranges[i].num_leaves, share) << seed;
+      if (p.shape.cut_seed == 0) {
+        ASSERT_LE(share, largest_share_allowed(p.counts.leaves, p.shape.num_ranges)) << seed;
+      }
+    }
+  }
+}
+
+/** Walks each range as a worker does, and finds each row set that has to be finished by somebody
+ * else. */
+TEST_P(RangeSchedules, StatesAreNumberedAsTheyAreLeftBehind) {
+  for (int round = 0; round < 200; ++round) {
+    const int seed = GetParam() * 1000 + round;
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const Planned p(rng);
+    int32_t states = 0, num_shared = 0;
+    for (size_t i = 0; i < p.ranges.size(); ++i) {
+      const Range& range = p.ranges[i];
+      ASSERT_EQ(range.entered_states, states) << seed;
+      for (int32_t at = p.places[i].cut; at < p.places[i + 1].cut; ++at) {
+        const int32_t index = set_at(p.sets.data(), p.counts.sets, at);
+        const RowSet& set = p.sets[static_cast<size_t>(index)];
+        const int32_t number = at - set.start, begin = chunk_begin(set, number);
+        const bool last = at + 1 == p.places[i + 1].cut, row_ends = number + 1 == set.num_leaves;
+        const bool chunk_ends = number + 1 == chunk_end(set, number);
+        const int32_t entry = index == range.set_index ? range.number : 0;
+        ASSERT_EQ(chunk_at(set, chunk_ordinal(set, number)), begin) << seed;
+        if (entry > 0) {
+          const bool single = begin < entry;
+          if (!single && !chunk_ends && !last) continue;
+          ASSERT_EQ(range.entered_states + entered_state(set, entry, single ? number : begin),
+                    states)
+              << seed;
+          ++states;
+        } else if (last && !row_ends) {
+          ASSERT_EQ(range.begun_states, states) << seed;
+          states += (chunk_ends || begin > 0 ? 1 : 0) + (chunk_ends ? 0 : 1);
+          ASSERT_EQ(p.shared[static_cast<size_t>(num_shared)].first_range, static_cast<int32_t>(i))
+              << seed;
+          ASSERT_EQ(p.shared[static_cast<size_t>(num_shared)].set.start, set.start) << seed;
+          ++num_shared;
+        }
+      }
+    }
+    ASSERT_EQ(p.places.back().entered_states, states) << seed;
+    ASSERT_EQ(p.num_shared, num_shared) << seed;
+    int32_t most = 0;
+    for (const RowSet& set : p.sets) most = std::max(most, set.num_leaves);
+    for (size_t i = 0; i < p.ranges.size(); ++i) {
+      ASSERT_LE(p.places[i + 1].entered_states - p.places[i].entered_states, max_states(most))
+          << seed;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RangeSchedules, ::testing::Range(0, 8));
+
+}  // namespace
+}  // namespace attnfold
