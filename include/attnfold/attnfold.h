@@ -1,6 +1,6 @@
 /**
  * attnfold: attention for LLM serving.  One call answers one serving batch: ragged queries over a paged or ragged KV
- * cache, with a mask, on the CPU.  The bits of a request's answer depend on that request alone.
+ * cache, with a mask, on the CPU or on an NVIDIA GPU.  The bits of a request's answer depend on that request alone.
  *
  *   attnfold_plan_create   once              shapes, dtypes, mask, maxima     -> a plan; everything is validated and loaded here
  *   attnfold_plan_update   once per step     lengths and page tables          -> a schedule, reused by every layer
@@ -23,6 +23,13 @@
  *   empty is a value a row that sees no key gives o = 0 and lse = -inf, always written; with a sink logit lse is the logit
  *   no leaks         what a row may not see cannot reach it, NaN and Inf included; NaN that it may see does reach it
  *   clear errors     a bad argument is named, with what was expected and what came, before anything is written
+ *
+ * On CUDA (attnfold_execution.backend) every array of attnfold_lengths and attnfold_tensors is device memory, and so is the
+ * workspace; `stream` is a cudaStream_t, NULL being the default stream.  update and run only launch: their contents cannot be
+ * checked on the host (kv_len above max_kv_len is cut to it), and a captured graph of both answers whatever lengths it finds.
+ * Arrays of lengths must stay until that update has run on the device, page tables until the next one.  Strides must be
+ * multiples of 8 elements, those of pages and tokens not negative.  Within the maxima, requests without tokens may stand for
+ * those that a smaller batch lacks.
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
  * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
@@ -298,7 +305,7 @@ ATTNFOLD_API attnfold_status attnfold_plan_create(const attnfold_problem* proble
 /**
  * Plans one step.  Checks every length, offset and page id that a run may use.
  *
- * stream   not used on the CPU, must be NULL
+ * stream   CUDA: where the planner is launched.  On the CPU it must be NULL
  * Errors: INVALID_ARGUMENT names the argument and index; the plan then keeps its last good schedule.
  */
 ATTNFOLD_API attnfold_status attnfold_plan_update(attnfold_plan* plan, const attnfold_lengths* lengths, void* stream);
@@ -319,7 +326,7 @@ ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
  * Answers the batch: writes o, and lse unless it is NULL, for every row of every request.
  *
  * workspace         any host memory, used only during the call; need not be initialised, and nothing is expected of it later
- * stream            not used on the CPU, must be NULL
+ * stream            CUDA: where the kernels are launched.  On the CPU it must be NULL
  * Errors: INVALID_ARGUMENT if the plan was never updated, or a tensor is missing, misaligned, overlapping or badly strided;
  *         OUT_OF_WORKSPACE.  Nothing is written then.
  */

@@ -197,6 +197,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   const size_t ranges = place(static_cast<size_t>(shape_.num_ranges) * sizeof(Range));
   const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
   char* base = memory_.data();
   schedule_ = {
       reinterpret_cast<RangeCounts*>(base + counts), reinterpret_cast<int32_t*>(base + num_shared),
