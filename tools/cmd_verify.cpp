@@ -191,7 +191,6 @@ void add_verify(CLI::App& app, Command& command) {
       ->check(in_range(1, 1000))
       ->capture_default_str();
   add_isa_flag(sub, options->verify.isa);
-  add_backend_flag(sub, options->backend);
   sub->add_flag("--diagnose", options->diagnose,
                 "Instead: which known faults explain the recorded answers of the files");
   add_backend_flag(sub, options->verify.backend);

@@ -21,6 +21,9 @@ std::string why_row_rejects(const KernelRow& row, const Problem& p) {
   const char* type = dtype_name(row.dtype);
   if (p.kv_dtype != row.dtype) return served("kv_dtype", type, dtype_name(p.kv_dtype));
   if (p.q_dtype != row.dtype) return served("q_dtype", type, dtype_name(p.q_dtype));
+  if (p.o_dtype != row.dtype && p.o_dtype != DType::f32)
+    return served("o_dtype", std::string(type) + " or f32", dtype_name(p.o_dtype));
+  if (p.v_in_k) return served("v_in_k", "0", "1");
   if (p.head_dim_qk > kMaxHeadDim)
     return served("head_dim_qk", "8.." + std::to_string(kMaxHeadDim),
                   std::to_string(p.head_dim_qk));

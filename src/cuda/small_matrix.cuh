@@ -73,7 +73,7 @@ __device__ __forceinline__ bool sees(const VisibleKeys& keys, int32_t key) {
 
 static __device__ __noinline__ VisibleKeys keys_of_token(const AttendArgs& a, int32_t position,
                                                          int32_t kv_len, int32_t token) {
-  return visible_keys(a.problem.mask, kv_len - position, kv_len, token);
+  return visible_keys(a.problem.mask, RequestShape{kv_len - position, kv_len}, token);
 }
 
 /** Soft-cap and ALiBi, in the log2 domain.  s [tiles of keys, 4] */

@@ -141,7 +141,7 @@ ATTNFOLD_HD inline VisibleKeys seen_by_any(const RangeShape& shape, const Mask& 
                                            const RowSet& s) {
   const int32_t first = s.row_begin / shape.group_size;
   const int32_t last = (s.row_begin + s.num_rows - 1) / shape.group_size;
-  return visible_keys(mask, s.kv_len - s.position, s.kv_len, first, last - first + 1);
+  return visible_keys(mask, RequestShape{s.kv_len - s.position, s.kv_len}, first, last - first + 1);
 }
 
 /** Row set `index` of a request; `start` is left 0. */
