@@ -273,7 +273,7 @@ attnfold_status attnfold_kernel_serves(int32_t index, const attnfold_problem* pr
     ATTNFOLD_RETURN_IF_ERROR(attnfold::validate_problem(problem, &resolved, &p));
     const AnyRow& row = kernel_rows()[static_cast<size_t>(index)];
     const std::string why = row.cpu ? attnfold::cpu::why_row_rejects(*row.cpu, p)
-                                    : attnfold::cuda::why_row_rejects(*row.cuda, p);
+                                    : attnfold::cuda::why_row_rejects(*row.cuda, resolved);
     if (why.empty()) return {};
     return {ATTNFOLD_UNSUPPORTED, std::string(row.info.name) + ": " + why};
   });

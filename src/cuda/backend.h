@@ -19,8 +19,8 @@ struct KernelRow {
 constexpr int kNumKernelRows = 2;
 const KernelRow& kernel_row(int index);
 
-/** "" if the row serves the problem, else the field that it does not serve, in words. */
-std::string why_row_rejects(const KernelRow& row, const Problem& problem);
+/** "" if the row serves the validated problem, else the field that it does not serve, in words. */
+std::string why_row_rejects(const KernelRow& row, const attnfold_problem& problem);
 
 /** "" if this build and machine can run the rows. */
 std::string why_not_here();

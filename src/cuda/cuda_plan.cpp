@@ -128,7 +128,7 @@ Status CudaPlan::create(const attnfold_problem* problem, const attnfold_executio
 Status CudaPlan::choose_kernel() {
   std::string reasons;
   for (int i = 0; i < kNumKernelRows; ++i) {
-    const std::string why = why_row_rejects(kernel_row(i), problem_);
+    const std::string why = why_row_rejects(kernel_row(i), given_);
     if (why.empty()) row_ = &kernel_row(i);
     reasons += (i > 0 ? "; " : "") + std::string(kernel_row(i).name) + ": " + why;
   }

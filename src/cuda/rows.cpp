@@ -13,22 +13,28 @@ constexpr int32_t kMaxHeadDim = 256;
 
 const KernelRow& kernel_row(int index) { return kRows[index]; }
 
-std::string why_row_rejects(const KernelRow& row, const Problem& p) {
+std::string why_row_rejects(const KernelRow& row, const attnfold_problem& p) {
   const auto served = [](const std::string& field, const std::string& serves,
                          const std::string& needs) {
     return field + ": serves " + serves + ", needs " + needs;
   };
-  const char* type = dtype_name(row.dtype);
-  if (p.kv_dtype != row.dtype) return served("kv_dtype", type, dtype_name(p.kv_dtype));
-  if (p.q_dtype != row.dtype) return served("q_dtype", type, dtype_name(p.q_dtype));
-  if (p.o_dtype != row.dtype && p.o_dtype != DType::f32)
-    return served("o_dtype", std::string(type) + " or f32", dtype_name(p.o_dtype));
-  if (p.v_in_k) return served("v_in_k", "0", "1");
-  if (p.head_dim_qk > kMaxHeadDim)
+  const std::string type = dtype_name(row.dtype);
+  const auto name = [](attnfold_dtype t) { return dtype_name(static_cast<DType>(t)); };
+  if (name(p.kv_dtype) != type) return served("kv_dtype", type, name(p.kv_dtype));
+  if (name(p.q_dtype) != type) return served("q_dtype", type, name(p.q_dtype));
+  if (name(p.o_dtype) != type && p.o_dtype != ATTNFOLD_F32)
+    return served("o_dtype", type + " or f32", name(p.o_dtype));
+  if (p.head_dim_qk > kMaxHeadDim) {
     return served("head_dim_qk", "8.." + std::to_string(kMaxHeadDim),
                   std::to_string(p.head_dim_qk));
+  }
   if (p.head_dim_vo != p.head_dim_qk)
     return served("head_dim_vo", "head_dim_qk", std::to_string(p.head_dim_vo));
+  if (p.v_in_k) return served("v_in_k", "0", std::to_string(p.v_in_k));
+  if (p.k_scale_kind) return served("k_scale_kind", "no scales", std::to_string(p.k_scale_kind));
+  if (p.v_scale_kind) return served("v_scale_kind", "no scales", std::to_string(p.v_scale_kind));
+  if (p.sparse_block_size)
+    return served("sparse_block_size", "0", std::to_string(p.sparse_block_size));
   return "";
 }
 
