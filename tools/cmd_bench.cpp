@@ -329,7 +329,8 @@ int run_bench(const BenchOptions& options) {
     try {
       bench_cuda(options.shapes, options.quick ? 4 : 12, options.json_file);
     } catch (const std::runtime_error& error) {
-      throw BadInput(error.what());
+      throw BadInput(fmt::format(
+          "--backend: expected one that this machine runs, got cuda; {}", error.what()));
     }
     return kRight;
 #else

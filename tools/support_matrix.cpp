@@ -31,7 +31,8 @@ attnfold_problem plain_problem(const attnfold_kernel_info& row) {
   p.qo_heads = 8;
   p.kv_heads = 2;
   p.kv_dtype = dtype_of(row.kv_dtype);
-  p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+  if (is_8_bit(static_cast<DType>(p.kv_dtype)))  // which have to have some
+    p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
   const std::string q_dtypes = row.q_dtypes;
   p.q_dtype = dtype_of(q_dtypes.substr(0, q_dtypes.find(' ')));
   p.o_dtype = p.q_dtype;
@@ -143,16 +144,24 @@ std::string support_matrix() {
   }
   text += "\n| feature | rows that serve it |\n| --- | --- |\n";
   for (const Feature& feature : features()) {
-    std::string names;
-    size_t num_served = 0;
+    std::string cpu, cuda, without;
+    bool any_cpu = false;
+    const auto add = [](std::string& names, const char* name) {
+      names += fmt::format("{}`{}`", names.empty() ? "" : ", ", name);
+    };
     for (size_t i = 0; i < rows.size(); ++i) {
+      const bool on_cpu = std::string(rows[i].isa) != "cuda";
       attnfold_problem problem = plain_problem(rows[i]);
       feature.change(problem);
-      if (!serves(static_cast<int32_t>(i), problem)) continue;
-      ++num_served;
-      names += fmt::format("{}`{}`", names.empty() ? "" : ", ", rows[i].name);
+      if (serves(static_cast<int32_t>(i), problem)) {
+        any_cpu = any_cpu || on_cpu;
+        add(on_cpu ? cpu : cuda, rows[i].name);
+      } else if (on_cpu) {
+        add(without, rows[i].name);
+      }
     }
-    if (num_served == rows.size()) names = "all";
+    if (any_cpu && without.empty()) cpu = "every CPU row";
+    const std::string names = cpu.empty() || cuda.empty() ? cpu + cuda : cpu + ", " + cuda;
     text += fmt::format("| {} | {} |\n", feature.name, names.empty() ? "none" : names);
   }
   return text;

@@ -28,8 +28,13 @@ expect 2 '--seed' verify --case random --seed minus
 expect 2 '--isa: expected one of .*scalar.*, got sse9' verify "$good" --isa sse9
 expect 2 '--isa: expected one of .*scalar.*, got sse9' run "$good" --isa sse9
 expect 2 '--isa: expected one of .*scalar.*, got sse9' bench --isa sse9
-expect 2 '--backend: expected cpu, got cuda' verify "$good" --backend cuda
-expect 2 '--backend: expected cpu, got cuda' bench --backend cuda
+expect 2 '--backend: expected cpu or cuda, got tpu' verify "$good" --backend tpu
+if "$attnfold" info | grep -q 'cuda/bf16.* yes '; then
+  expect 0 'right' verify "$good" --backend cuda
+else
+  expect 2 'backend: expected one that this' verify "$good" --backend cuda
+  expect 2 'backend: expected one that this' bench --backend cuda
+fi
 expect 2 '--json' bench --json "$work/no/such/folder/x.json"
 
 ATTNFOLD_ISA=sse9 expect 2 'sse9' run "$good"

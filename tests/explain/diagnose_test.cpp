@@ -247,6 +247,8 @@ check::Call small_call(uint64_t seed) {
   spec.mask_width.clear();
   spec.problem.k_scale_kind = spec.problem.v_scale_kind = ATTNFOLD_SCALE_NONE;
   spec.problem.v_in_k = 0;
+  spec.problem.sparse_block_size = 0;
+  if (spec.problem.o_dtype == ATTNFOLD_E4M3) spec.problem.o_dtype = ATTNFOLD_F32;
   if (spec.problem.kv_dtype > ATTNFOLD_BF16) spec.problem.kv_dtype = ATTNFOLD_BF16;
   spec.poison = false;  // NaN would hide which slot it came from
   return check::generate(spec, seed);
@@ -263,12 +265,14 @@ TEST(Diagnose, SaysOfWhatItKnowsNoFaults) {
   EXPECT_EQ(why_not(call), "it has no recorded answer");
   inject(call, Injected::nonsense);
   EXPECT_EQ(why_not(call), "");
-  check::Call masked = call, prefixed = call, scaled = call, inside = call;
+  check::Call masked = call, prefixed = call, scaled = call, inside = call, sparse = call;
   masked.mask_width.assign(static_cast<size_t>(call.batch), 0);
   prefixed.visible_prefix.assign(static_cast<size_t>(call.batch), 0);
   scaled.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
   inside.problem.v_in_k = 1;
-  for (const check::Call& other : {masked, prefixed, scaled, inside}) EXPECT_NE(why_not(other), "");
+  sparse.problem.sparse_block_size = 64;
+  for (const check::Call& other : {masked, prefixed, scaled, inside, sparse})
+    EXPECT_NE(why_not(other), "");
 }
 
 TEST(Diagnose, NamesInjectedFaults) {
