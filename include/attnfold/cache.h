@@ -32,8 +32,8 @@ extern "C" {
  * A paged pool of keys and values, as in attnfold_problem and attnfold_tensors.
  * Set it to ATTNFOLD_KV_POOL_INIT first, then fill it in.
  *
- * No two (page, token, head) may share an element, nor k and v; but k and v may be interleaved in one allocation, such as
- * [num_pages, 2, page_size, kv_heads, head_dim].  Pointers must be aligned to their elements.
+ * No two (page, token, head) may share an element, nor k, v and scales; but they may be interleaved in one allocation, such as
+ * [num_pages, 2, page_size, kv_heads, head_dim], or scales behind the keys of their page.  Pointers must be aligned to their elements.
  */
 typedef struct attnfold_kv_pool {
   size_t struct_size;
@@ -41,17 +41,23 @@ typedef struct attnfold_kv_pool {
   int64_t k_stride_page, k_stride_token, k_stride_head;    /* 0 = packed; may be negative */
   void* v;                                                 /* NULL: a pool of keys alone (MLA, where v is a part of k) */
   int64_t v_stride_page, v_stride_token, v_stride_head;
-  attnfold_dtype kv_dtype;                                 /* any; appending takes F32, F16 and BF16 */
+  attnfold_dtype kv_dtype;                                 /* any */
   attnfold_kv_layout kv_layout;                            /* what packed means */
   int32_t kv_heads;                                        /* 1..65536 */
   int32_t head_dim_qk, head_dim_vo;                        /* multiples of 8, 8..576; head_dim_vo is not read if v is NULL */
   int32_t page_size;                                       /* >= 1, any */
   int64_t num_pages;                                       /* with 0, pointers may be NULL */
+  attnfold_scale_kind k_scale_kind, v_scale_kind;          /* NONE unless kv_dtype has 8 bits; appending needs one there */
+  float* k_scale;                                          /* as in attnfold_tensors.  Per tensor and per head: read.  Per */
+  int64_t k_scale_stride_page, k_scale_stride_token, k_scale_stride_head;   /* token: written, and copied with the pages */
+  float* v_scale;
+  int64_t v_scale_stride_page, v_scale_stride_token, v_scale_stride_head;
 } attnfold_kv_pool;
 
 #define ATTNFOLD_KV_POOL_INIT                                                                                   \
   {                                                                                                             \
-    sizeof(attnfold_kv_pool), NULL, 0, 0, 0, NULL, 0, 0, 0, ATTNFOLD_BF16, ATTNFOLD_NHD, 1, 128, 128, 16, 0     \
+    sizeof(attnfold_kv_pool), NULL, 0, 0, 0, NULL, 0, 0, 0, ATTNFOLD_BF16, ATTNFOLD_NHD, 1, 128, 128, 16, 0,    \
+        ATTNFOLD_SCALE_NONE, ATTNFOLD_SCALE_NONE, NULL, 0, 0, 0, NULL, 0, 0, 0                                  \
   }
 
 /** New rows of k and v.  Set it to ATTNFOLD_KV_ROWS_INIT first. */
@@ -75,6 +81,13 @@ typedef struct attnfold_kv_rows {
  * Rows of the pool's type are copied bit for bit.  Others are rounded once, to nearest even; what leaves the range of the
  * pool's type becomes Inf, and a NaN stays a NaN.  Of several tokens with one slot the last wins.  The rows of skipped
  * tokens are not read.
+ *
+ * A pool of 8 bits gets x / scale, divided in float32 and rounded to nearest even.  What lies beyond the type's range, Inf
+ * too, becomes its largest number; a NaN stays a NaN.
+ *   per tensor, per head   the scale is the caller's, finite and not 0.  int8 has no NaN: one among the rows is an error
+ *   per token              the call computes the scale of each token and head, max|x| over the type's largest number (448,
+ *                          57344, 127; at least 2^-126; 1 if all are 0; a NaN does not count), and writes it to k_scale or
+ *                          v_scale.  It is NaN, and with it all that is stored there, if an x is Inf, or NaN in int8
  *
  * pool        k and v must be apart from the rows and the slots
  * execution   num_threads and parallel_for; NULL = all defaults
@@ -126,7 +139,7 @@ ATTNFOLD_API attnfold_status attnfold_map_to_kernel_pages(int32_t batch, int32_t
  * The pairs take effect one after the other: a page that one pair writes is what a later pair reads, and of two pairs with
  * one destination the last wins.  A pair of a page with itself changes nothing.
  *
- * from, to     the same pool, or two with disjoint memory; types, heads, head dims and page_size must be equal, layouts and
+ * from, to     the same pool, or two with disjoint memory; types, kinds of scale, heads, head dims and page_size must be equal, layouts and
  *              strides need not
  * pairs        [num_pairs, 2] page of from, page of to; apart from the pool `to`
  * execution    num_threads and parallel_for; NULL = all defaults

@@ -34,20 +34,38 @@ Status check_pools(const Pool& from, const Pool& to) {
       check_equal("kv_dtype", static_cast<int64_t>(from.dtype), static_cast<int64_t>(to.dtype)));
   ATTNFOLD_RETURN_IF_ERROR(check_equal("kv_heads", from.kv_heads, to.kv_heads));
   ATTNFOLD_RETURN_IF_ERROR(check_equal("page_size", from.page_size, to.page_size));
-  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_qk", from.k.width, to.k.width));
-  if ((from.v.width == 0) != (to.v.width == 0)) {
-    return invalid("to.v", from.v.width ? "a pointer (from has v)" : "NULL (from has no v)",
-                   to.v.width ? "a pointer" : "NULL");
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_qk", from.k().width, to.k().width));
+  if ((from.v().width == 0) != (to.v().width == 0)) {
+    return invalid("to.v", from.v().width ? "a pointer (from has v)" : "NULL (from has no v)",
+                   to.v().width ? "a pointer" : "NULL");
   }
-  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_vo", from.v.width, to.v.width));
-  if (same_memory(from.k.view, to.k.view) && same_memory(from.v.view, to.v.view)) return {};
-  for (const Extent* written : {&to.k.extent, &to.v.extent}) {
-    for (const Extent* read : {&from.k.extent, &from.v.extent}) {
-      if (!overlap(*written, *read)) continue;
-      return invalid(written->name,
-                     std::string("memory apart from ") + read->name + ", or the pool from itself",
-                     "memory that overlaps it");
+  ATTNFOLD_RETURN_IF_ERROR(check_equal("head_dim_vo", from.v().width, to.v().width));
+  bool is_same = true;
+  for (int i = 0; i < kNumParts; ++i)
+    is_same = is_same && same_memory(from.part[i].view, to.part[i].view);
+  if (is_same) return {};
+  for (const Rows<char>& written : to.part) {
+    if (written.width == 0) continue;
+    for (const Rows<char>& read : from.part) {
+      if (read.width == 0 || !overlap(written.extent, read.extent)) continue;
+      return invalid(
+          written.extent.name,
+          std::string("memory apart from ") + read.extent.name + ", or the pool from itself",
+          "memory that overlaps it");
     }
+  }
+  return {};
+}
+
+/** Scales per token move with their pages; others are the pools' own. */
+Status check_scale_kinds(const Pool& from, const Pool& to) {
+  static constexpr const char* kKinds[] = {"k_scale_kind", "v_scale_kind"};
+  for (int t = 0; t < 2; ++t) {
+    const auto kind = [&](const Pool& pool) {
+      return pool.part[kKScale + t].width > 0 ? ATTNFOLD_SCALE_PER_TOKEN : ATTNFOLD_SCALE_NONE;
+    };
+    if (from.num_pages > 0 && to.num_pages > 0)
+      ATTNFOLD_RETURN_IF_ERROR(check_equal(kKinds[t], kind(from), kind(to)));
   }
   return {};
 }
@@ -81,7 +99,7 @@ bool are_dense(const Pool& pool, const View<char>& a, const View<char>& b, int32
 /** Elements [begin, end) of a page, counted along its rows. */
 void copy_part(const CopyPages& c, const Rows<char>& from, const Rows<char>& to, int32_t source,
                int32_t target, int64_t begin, int64_t end) {
-  const int bytes = dtype_bytes(c.from.dtype);
+  const int bytes = from.bytes;
   const char* const in = from.view.data + source * from.view.stride_page * bytes;
   char* const out = to.view.data + target * to.view.stride_page * bytes;
   if (are_dense(c.from, from.view, to.view, from.width)) {
@@ -103,20 +121,17 @@ void copy_part(const CopyPages& c, const Rows<char>& from, const Rows<char>& to,
 
 void copy_share(void* context, int32_t share) {
   const CopyPages& c = *static_cast<const CopyPages*>(context);
-  const bool within = c.from.k.view.data == c.to.k.view.data;
+  const bool within = c.from.k().view.data == c.to.k().view.data;
+  const int64_t rows = static_cast<int64_t>(c.from.page_size) * c.from.kv_heads;
   for (int64_t i = 0; i < c.num_pairs; ++i) {
     const int32_t source = c.pairs[2 * i], target = c.pairs[2 * i + 1];
     if (within && source == target) continue;
-    for (const auto& [from, to] :
-         {std::pair<const Rows<char>*, const Rows<char>*>{&c.from.k, &c.to.k},
-          {&c.from.v, &c.to.v}}) {
-      const int64_t lines =  // of 32 elements; heads of 8 leave the last short
-          (static_cast<int64_t>(c.from.page_size) * c.from.kv_heads * from->width + 31) / 32;
+    for (int part = 0; part < kNumParts; ++part) {
+      const int64_t n = rows * c.from.part[part].width;
+      const int64_t lines = (n + 31) / 32;  // of 32 elements; heads of 8 leave the last short
       const int64_t begin = lines * share / c.num_shares * 32;
-      const int64_t end =
-          std::min(lines * (share + 1) / c.num_shares * 32,
-                   static_cast<int64_t>(c.from.page_size) * c.from.kv_heads * from->width);
-      if (begin < end) copy_part(c, *from, *to, source, target, begin, end);
+      const int64_t end = std::min(lines * (share + 1) / c.num_shares * 32, n);
+      if (begin < end) copy_part(c, c.from.part[part], c.to.part[part], source, target, begin, end);
     }
   }
 }
@@ -126,8 +141,11 @@ void copy_share(void* context, int32_t share) {
 Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, const int32_t* pairs,
                   int64_t num_pairs, const attnfold_execution* execution) {
   CopyPages c{};
-  ATTNFOLD_RETURN_IF_ERROR(resolve_pool({"from", "from.k", "from.v"}, from, &c.from));
-  ATTNFOLD_RETURN_IF_ERROR(resolve_pool({"to", "to.k", "to.v"}, to, &c.to));
+  ATTNFOLD_RETURN_IF_ERROR(
+      resolve_pool({"from", {"from.k", "from.v", "from.k_scale", "from.v_scale"}}, from, &c.from));
+  ATTNFOLD_RETURN_IF_ERROR(
+      resolve_pool({"to", {"to.k", "to.v", "to.k_scale", "to.v_scale"}}, to, &c.to));
+  ATTNFOLD_RETURN_IF_ERROR(check_scale_kinds(c.from, c.to));
   ATTNFOLD_RETURN_IF_ERROR(check_pools(c.from, c.to));
   if (num_pairs < 0 || num_pairs > INT32_MAX)
     return invalid("num_pairs", "0.." + std::to_string(INT32_MAX), num_pairs);
@@ -135,8 +153,9 @@ Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, cons
   c.num_pairs = num_pairs;
   ATTNFOLD_RETURN_IF_ERROR(check_pairs(c));
   const Extent read = extent_of_array("pairs", pairs, num_pairs * 2 * int64_t{sizeof(int32_t)});
-  ATTNFOLD_RETURN_IF_ERROR(check_apart(c.to.k.extent, read));
-  ATTNFOLD_RETURN_IF_ERROR(check_apart(c.to.v.extent, read));
+  for (const Rows<char>& written : c.to.part) {
+    if (written.width > 0) ATTNFOLD_RETURN_IF_ERROR(check_apart(written.extent, read));
+  }
   cpu::Threads threads;
   const __int128 bytes = static_cast<__int128>(c.from.page_bytes()) * num_pairs;
   ATTNFOLD_RETURN_IF_ERROR(threads_for(execution,

@@ -58,11 +58,11 @@ bool share_bytes(std::span<const Axis> axes, __int128 delta, __int128 width_a, _
   return false;
 }
 
-Axes axes_of(const Pool& pool, const View<char>& view, int bytes) {
+Axes axes_of(const Pool& pool, const Rows<char>& r) {
   Axes axes;
-  axes.add(pool.num_pages, view.stride_page, bytes);
-  axes.add(pool.page_size, view.stride_token, bytes);
-  axes.add(pool.kv_heads, view.stride_head, bytes);
+  axes.add(pool.num_pages, r.view.stride_page, r.bytes);
+  axes.add(pool.page_size, r.view.stride_token, r.bytes);
+  axes.add(pool.kv_heads, r.view.stride_head, r.bytes);
   return axes;
 }
 
@@ -71,55 +71,105 @@ struct Span {
   __int128 begin, bytes;
 };
 
-Span page_span(const Pool& pool, const Rows<char>& t, int bytes) {
-  Span s{0, static_cast<__int128>(t.width) * bytes};
-  for (const auto& [n, stride] : {std::pair<int64_t, int64_t>{pool.page_size, t.view.stride_token},
-                                  {pool.kv_heads, t.view.stride_head}}) {
-    const __int128 far = static_cast<__int128>(n - 1) * stride * bytes;
+Span page_span(const Pool& pool, const Rows<char>& r) {
+  Span s{0, static_cast<__int128>(r.width) * r.bytes};
+  for (const auto& [n, stride] : {std::pair<int64_t, int64_t>{pool.page_size, r.view.stride_token},
+                                  {pool.kv_heads, r.view.stride_head}}) {
+    const __int128 far = static_cast<__int128>(n - 1) * stride * r.bytes;
     if (far < 0) s.begin += far;
     s.bytes += magnitude(far);
   }
   return s;
 }
 
-/** Whether k and v, whose extents overlap, are known to share no element. */
-bool are_interleaved(const Pool& pool, int bytes) {
-  const View<char>&k = pool.k.view, &v = pool.v.view;
-  if (k.stride_page != v.stride_page) return false;
-  const __int128 delta = static_cast<__int128>(reinterpret_cast<intptr_t>(v.data)) -
-                         reinterpret_cast<intptr_t>(k.data);
-  if (k.stride_token == v.stride_token && k.stride_head == v.stride_head) {
-    return !share_bytes(axes_of(pool, k, bytes).all(), delta, pool.k.width * bytes,
-                        pool.v.width * bytes);
+/** Whether two parts, whose extents overlap, are known to share no byte. */
+bool are_interleaved(const Pool& pool, const Rows<char>& a, const Rows<char>& b) {
+  const auto same = [&](int64_t x, int64_t y) {
+    return static_cast<__int128>(x) * a.bytes == static_cast<__int128>(y) * b.bytes;
+  };
+  if (!same(a.view.stride_page, b.view.stride_page)) return false;
+  const __int128 delta = static_cast<__int128>(reinterpret_cast<intptr_t>(b.view.data)) -
+                         reinterpret_cast<intptr_t>(a.view.data);
+  if (same(a.view.stride_token, b.view.stride_token) &&
+      same(a.view.stride_head, b.view.stride_head)) {
+    return !share_bytes(axes_of(pool, a).all(), delta, a.width * a.bytes, b.width * b.bytes);
   }
   // Pages of one stride, each with its own order inside: then a page counts as one row.
-  const Span a = page_span(pool, pool.k, bytes), b = page_span(pool, pool.v, bytes);
+  const Span in_a = page_span(pool, a), in_b = page_span(pool, b);
   Axes pages;
-  pages.add(pool.num_pages, k.stride_page, bytes);
-  return pages.are_nested(std::max(a.bytes, b.bytes)) &&
-         !share_bytes(pages.all(), delta + b.begin - a.begin, a.bytes, b.bytes);
+  pages.add(pool.num_pages, a.view.stride_page, a.bytes);
+  return pages.are_nested(std::max(in_a.bytes, in_b.bytes)) &&
+         !share_bytes(pages.all(), delta + in_b.begin - in_a.begin, in_a.bytes, in_b.bytes);
 }
 
-Status resolve_rows(const char* name, const attnfold_kv_pool& p, const Pool& pool, void* data,
-                    const int64_t (&given)[3], int32_t width, Rows<char>* out) {
+struct GivenRows {
+  void* data;
+  int64_t stride[3];
+  int32_t width;
+  int bytes;
+};
+
+Status resolve_rows(const char* name, const attnfold_kv_pool& p, const Pool& pool,
+                    const GivenRows& given, Rows<char>* out) {
   const bool by_head = p.kv_layout == ATTNFOLD_HND;
+  const int32_t width = given.width;
   const __int128 page = static_cast<__int128>(pool.page_size) * pool.kv_heads * width;
   const int64_t packed[3] = {page > INT64_MAX ? INT64_MAX : static_cast<int64_t>(page),
                              by_head ? width : static_cast<int64_t>(pool.kv_heads) * width,
                              by_head ? static_cast<int64_t>(pool.page_size) * width : width};
   int64_t stride[3];
-  for (int i = 0; i < 3; ++i) stride[i] = given[i] ? given[i] : packed[i];
-  *out = {{static_cast<char*>(data), stride[0], stride[1], stride[2]}, width, {name}};
+  for (int i = 0; i < 3; ++i) stride[i] = given.stride[i] ? given.stride[i] : packed[i];
+  *out = {{static_cast<char*>(given.data), stride[0], stride[1], stride[2]},
+          width,
+          given.bytes,
+          {name}};
   if (pool.num_pages == 0) return {};
-  const int bytes = dtype_bytes(pool.dtype);
-  ATTNFOLD_RETURN_IF_ERROR(check_array(name, data, static_cast<size_t>(bytes)));
-  ATTNFOLD_RETURN_IF_ERROR(extent_of(name, data, {pool.num_pages, pool.page_size, pool.kv_heads},
-                                     stride, width, bytes, &out->extent));
-  if (axes_of(pool, out->view, bytes).are_nested(width * bytes)) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_array(name, given.data, static_cast<size_t>(given.bytes)));
+  ATTNFOLD_RETURN_IF_ERROR(extent_of(name, given.data,
+                                     {pool.num_pages, pool.page_size, pool.kv_heads}, stride, width,
+                                     given.bytes, &out->extent));
+  if (axes_of(pool, *out).are_nested(width * given.bytes)) return {};
   return invalid(name,
                  "strides whose rows of " + std::to_string(width) + " elements do not overlap",
                  "page " + std::to_string(stride[0]) + ", token " + std::to_string(stride[1]) +
                      ", head " + std::to_string(stride[2]));
+}
+
+/** Scales per token are rows of one float; others are the caller's. */
+Status resolve_scales(const PoolNames& names, Part part, attnfold_scale_kind kind,
+                      const attnfold_kv_pool& p, const GivenRows& given, Pool* out) {
+  const bool is_k = part == kKScale;
+  const Name kind_name{names.pool, is_k ? "k_scale_kind" : "v_scale_kind"};
+  if (!is_8_bit(out->dtype) && kind != ATTNFOLD_SCALE_NONE)
+    return invalid(kind_name.text(), std::string("0 (kv_dtype is ") + dtype_name(out->dtype) + ")",
+                   int{kind});
+  ATTNFOLD_RETURN_IF_ERROR(check_range(kind_name, kind, 0, ATTNFOLD_SCALE_PER_TOKEN));
+  if (kind == ATTNFOLD_SCALE_NONE || out->num_pages == 0) return {};
+  if (kind == ATTNFOLD_SCALE_PER_TOKEN)
+    return resolve_rows(names.part[part], p, *out, given, &out->part[part]);
+  ATTNFOLD_RETURN_IF_ERROR(check_array(names.part[part], given.data, sizeof(float)));
+  GivenScales& scales = out->given[is_k ? 0 : 1];
+  scales.data = static_cast<const float*>(given.data);
+  if (kind == ATTNFOLD_SCALE_PER_HEAD) scales.stride_head = given.stride[2] ? given.stride[2] : 1;
+  return extent_of(names.part[part], given.data, {1, 1, out->kv_heads}, {0, 0, scales.stride_head},
+                   1, sizeof(float), &out->part[part].extent);
+}
+
+/** Everything that is written is apart from everything else of the pool. */
+Status check_parts_apart(const PoolNames& names, const Pool& pool) {
+  for (int b = 1; b < kNumParts; ++b) {
+    for (int a = 0; a < b; ++a) {
+      const Rows<char>&first = pool.part[a], &second = pool.part[b];
+      if (!overlap(first.extent, second.extent)) continue;
+      if (first.width == 0 && second.width == 0) continue;  // scales that are read alone
+      if (first.width > 0 && second.width > 0 && are_interleaved(pool, first, second)) continue;
+      return invalid(
+          names.part[b],
+          std::string("memory apart from ") + names.part[a] + ", or pages between its own",
+          "memory that overlaps it");
+    }
+  }
+  return {};
 }
 
 Status check_head_dim(Name name, int32_t value) {
@@ -167,18 +217,28 @@ Status resolve_pool(const PoolNames& names, const attnfold_kv_pool* given, Pool*
   ATTNFOLD_RETURN_IF_ERROR(
       check_range({names.pool, "num_pages"}, p.num_pages, 0, INT64_MAX / p.page_size));
   *out = {static_cast<DType>(p.kv_dtype), p.kv_heads, p.page_size, p.num_pages, {}, {}};
-  ATTNFOLD_RETURN_IF_ERROR(resolve_rows(names.k, p, *out, p.k,
-                                        {p.k_stride_page, p.k_stride_token, p.k_stride_head},
-                                        p.head_dim_qk, &out->k));
-  if (!p.v) return {};
-  ATTNFOLD_RETURN_IF_ERROR(resolve_rows(names.v, p, *out, p.v,
-                                        {p.v_stride_page, p.v_stride_token, p.v_stride_head},
-                                        p.head_dim_vo, &out->v));
-  if (!overlap(out->k.extent, out->v.extent) || are_interleaved(*out, dtype_bytes(out->dtype)))
-    return {};
-  return invalid(names.v,
-                 std::string("memory apart from ") + names.k + ", or pages between its own",
-                 "memory that overlaps it");
+  const int bytes = dtype_bytes(out->dtype);
+  ATTNFOLD_RETURN_IF_ERROR(resolve_rows(
+      names.part[kK], p, *out,
+      {p.k, {p.k_stride_page, p.k_stride_token, p.k_stride_head}, p.head_dim_qk, bytes},
+      &out->part[kK]));
+  if (p.v) {
+    ATTNFOLD_RETURN_IF_ERROR(resolve_rows(
+        names.part[kV], p, *out,
+        {p.v, {p.v_stride_page, p.v_stride_token, p.v_stride_head}, p.head_dim_vo, bytes},
+        &out->part[kV]));
+  }
+  ATTNFOLD_RETURN_IF_ERROR(resolve_scales(
+      names, kKScale, p.k_scale_kind, p,
+      {p.k_scale, {p.k_scale_stride_page, p.k_scale_stride_token, p.k_scale_stride_head}, 1, 4},
+      out));
+  if (p.v) {
+    ATTNFOLD_RETURN_IF_ERROR(resolve_scales(
+        names, kVScale, p.v_scale_kind, p,
+        {p.v_scale, {p.v_scale_stride_page, p.v_scale_stride_token, p.v_scale_stride_head}, 1, 4},
+        out));
+  }
+  return check_parts_apart(names, *out);
 }
 
 Status threads_for(const attnfold_execution* execution, int64_t bytes, cpu::Threads* threads,

@@ -27,27 +27,42 @@ Status check_apart(const Extent& written, const Extent& other);
 
 Extent extent_of_array(const char* name, const void* p, int64_t bytes);
 
-/** k or v of a pool, or of new rows, which have no pages. */
+/** k, v or scales per token of a pool; or k or v of new rows, which have no pages. */
 template <class Byte>
 struct Rows {
   View<Byte> view{};
   int32_t width = 0;  // elements of a row; 0: there is none
+  int bytes = 0;      // of an element
   Extent extent{};
 };
+
+/** Scales that the caller made: one for each head, or for all. */
+struct GivenScales {
+  const float* data = nullptr;
+  int64_t stride_head = 0;
+};
+
+/** What a page consists of; scales here are those per token. */
+enum Part { kK, kV, kKScale, kVScale, kNumParts };
 
 struct Pool {
   DType dtype;
   int32_t kv_heads, page_size;
   int64_t num_pages;
-  Rows<char> k, v;
+  Rows<char> part[kNumParts];
+  GivenScales given[2];  // of k, of v
 
+  const Rows<char>& k() const { return part[kK]; }
+  const Rows<char>& v() const { return part[kV]; }
   int64_t page_bytes() const {
-    return static_cast<int64_t>(page_size) * kv_heads * (k.width + v.width) * dtype_bytes(dtype);
+    return static_cast<int64_t>(page_size) * kv_heads * (k().width + v().width) *
+           dtype_bytes(dtype);
   }
 };
 
 struct PoolNames {
-  const char *pool, *k, *v;
+  const char* pool;
+  const char* part[kNumParts];
 };
 
 Status resolve_pool(const PoolNames& names, const attnfold_kv_pool* given, Pool* out);

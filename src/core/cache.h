@@ -46,4 +46,32 @@ ATTNFOLD_HD inline void convert_elements(const void* from, void* to, int64_t n) 
   }
 }
 
+/** Largest number of an 8-bit type. */
+ATTNFOLD_HD inline float largest_number(DType t) {
+  return t == DType::e4m3 ? 448.0f : t == DType::e5m2 ? 57344.0f : 127.0f;
+}
+
+/** The scale with which the largest of n elements becomes the largest number of an 8-bit type; NaN
+ * if one is Inf, or is NaN and the type has none. */
+template <DType kFrom>
+ATTNFOLD_HD inline float scale_of_row(const void* row, int64_t n, DType to) {
+  const uint32_t inf = 0x7f800000u;
+  uint32_t largest = 0, nan = 0;  // magnitudes of floats compare as integers
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t a = bits_of(load_f32(row, kFrom, i)) & 0x7fffffffu;
+    nan |= a > inf ? 1u : 0u;
+    largest = a <= inf && a > largest ? a : largest;
+  }
+  if (largest == inf || (nan && to == DType::i8)) return float_of(0x7fc00000u);
+  if (largest == 0) return 1.0f;
+  const float scale = float_of(largest) / largest_number(to);
+  return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
+/** n elements over their scale, each rounded once more to an 8-bit type. */
+template <DType kFrom, DType kTo>
+ATTNFOLD_HD inline void quantise_elements(const void* from, void* to, int64_t n, float scale) {
+  for (int64_t i = 0; i < n; ++i) store_f32(to, kTo, i, load_f32(from, kFrom, i) / scale);
+}
+
 }  // namespace attnfold

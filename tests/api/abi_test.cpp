@@ -153,6 +153,12 @@ TEST(Abi, CacheStructsKeepTheirLayout) {
   EXPECT_EQ(offsetof(attnfold_kv_pool, head_dim_vo), 88u);
   EXPECT_EQ(offsetof(attnfold_kv_pool, page_size), 92u);
   EXPECT_EQ(offsetof(attnfold_kv_pool, num_pages), 96u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, k_scale_kind), 104u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, v_scale_kind), 108u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, k_scale), 112u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, k_scale_stride_page), 120u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, v_scale), 144u);
+  EXPECT_EQ(offsetof(attnfold_kv_pool, v_scale_stride_page), 152u);
   EXPECT_EQ(offsetof(attnfold_kv_rows, num_tokens), 8u);
   EXPECT_EQ(offsetof(attnfold_kv_rows, k), 16u);
   EXPECT_EQ(offsetof(attnfold_kv_rows, v), 40u);

@@ -1,6 +1,8 @@
 // Bad arguments of the cache calls: each is named, with index and value, and nothing is written.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -50,6 +52,8 @@ struct Append {
   Append() {
     k.poison();
     v.poison();
+    std::fill_n(new_k.data(), new_k.size(), 0.5f);
+    std::fill_n(new_v.data(), new_v.size(), 0.5f);
     rows.num_tokens = kTokens;
     rows.k = new_k.data();
     rows.v = new_v.data();
@@ -62,6 +66,16 @@ struct Append {
   attnfold_kv_pool pool = pool_of(k, v);
   attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+  std::vector<float> scales = {0.5f, 0.25f, 0.5f, -0.25f};
+
+  /** Makes the pool one of 8 bits with scales per head. */
+  attnfold_kv_pool& scale(attnfold_dtype type) {
+    pool.kv_dtype = type;
+    pool.k_scale_kind = pool.v_scale_kind = ATTNFOLD_SCALE_PER_HEAD;
+    pool.k_scale = scales.data();
+    pool.v_scale = scales.data() + 2;
+    return pool;
+  }
 };
 
 template <class Call>
@@ -75,7 +89,28 @@ TEST(CacheArguments, OfAppend) {
   const Fault<Append> faults[] = {
       {"pool.struct_size", [](Append& a) { a.pool.struct_size = 3; }, "3"},
       {"pool.kv_dtype", [](Append& a) { a.pool.kv_dtype = enumerator<attnfold_dtype>(77); }, "77"},
-      {"pool.kv_dtype", [](Append& a) { a.pool.kv_dtype = ATTNFOLD_E4M3; }, "e4m3"},
+      {"pool.k_scale_kind", [](Append& a) { a.pool.kv_dtype = ATTNFOLD_E4M3; }, "0"},
+      {"pool.k_scale_kind", [](Append& a) { a.pool.k_scale_kind = ATTNFOLD_SCALE_PER_HEAD; }, "2"},
+      {"pool.v_scale_kind",
+       [](Append& a) { a.scale(ATTNFOLD_I8).v_scale_kind = ATTNFOLD_SCALE_NONE; }, "0"},
+      {"pool.k_scale_kind",
+       [](Append& a) { a.scale(ATTNFOLD_I8).k_scale_kind = enumerator<attnfold_scale_kind>(4); },
+       "4"},
+      {"pool.k_scale", [](Append& a) { a.scale(ATTNFOLD_E5M2).k_scale = nullptr; }, "NULL"},
+      {"pool.k_scale[1]", [](Append& a) { a.scale(ATTNFOLD_E4M3), a.scales[1] = 0.0f; }},
+      {"pool.v_scale[0]", [](Append& a) { a.scale(ATTNFOLD_E4M3), a.scales[2] = NAN; }, "nan"},
+      {"rows.k[2][1][3]", [](Append& a) { a.scale(ATTNFOLD_I8), a.new_k.data()[43] = NAN; }, "NaN"},
+      {"pool.k_scale",
+       [](Append& a) {
+         a.scale(ATTNFOLD_I8).k_scale_kind = ATTNFOLD_SCALE_PER_TOKEN;
+         a.pool.k_scale = a.k.data() + 1;
+       }},
+      {"pool.v_scale",
+       [](Append& a) {
+         a.scale(ATTNFOLD_I8).v_scale_kind = ATTNFOLD_SCALE_PER_TOKEN;
+         a.pool.v_scale = a.new_v.data();
+         a.pool.num_pages = 5;
+       }},
       {"pool.kv_layout", [](Append& a) { a.pool.kv_layout = enumerator<attnfold_kv_layout>(2); }},
       {"pool.kv_heads", [](Append& a) { a.pool.kv_heads = 0; }, "0"},
       {"pool.head_dim_qk", [](Append& a) { a.pool.head_dim_qk = 12; }, "12"},
@@ -122,6 +157,11 @@ TEST(CacheArguments, OfAppend) {
 }
 
 TEST(CacheArguments, OfAppendThatAreSoundAlthoughOdd) {
+  Append skipped;  // a NaN in the row of a skipped token
+  skipped.scale(ATTNFOLD_I8);
+  skipped.new_k.data()[kHeads * kWidth] = NAN;
+  EXPECT_EQ(attnfold_append(&skipped.pool, &skipped.rows, nullptr), ATTNFOLD_OK)
+      << attnfold_last_error();
   Append a;
   a.pool.v = nullptr;  // keys alone: neither the width nor the rows of v are looked at
   a.pool.head_dim_vo = -5;

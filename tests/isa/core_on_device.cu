@@ -36,6 +36,7 @@ __global__ void append_kernel(const int64_t* slots, const void* rows, void* pool
   if (share_of_slot(slot, 4) != 0 || kernel_page(pages[0], 2, i) < 0) return;
   convert_elements<DType::f32, DType::bf16>(static_cast<const float*>(rows) + i * 8,
                                             static_cast<uint16_t*>(pool) + (place.page * page_size + place.offset) * 8, 8);
+  quantise_elements<DType::f32, DType::e4m3>(rows, pool, 8, scale_of_row<DType::f32>(rows, 8, DType::e4m3));
 }
 
 __global__ void use_core_kernel(Lengths lengths, Mask mask, const void* data, DType dtype, void* out) {
