@@ -50,6 +50,12 @@ inline Spec random_device_spec(std::mt19937_64& rng) {
   p.q_dtype = p.kv_dtype;
   p.o_dtype = rng() % 4 ? p.q_dtype : ATTNFOLD_F32;
   p.head_dim_qk = p.head_dim_vo = kHeadDims[rng() % std::size(kHeadDims)];
+  p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_NONE;
+  p.v_in_k = 0;
+  p.sparse_block_size = p.sparse_local_blocks = 0;
+  p.sparse_vertical_stride = p.sparse_head_step = 0;
+  spec.visible_prefix.clear();
+  spec.mask_width.clear();
   spec.odd_strides = false;
   return spec;
 }
