@@ -2,21 +2,21 @@
 // tensor cores of sm_80 and later.
 //
 // A worker (one block) takes a range of leaves for one kv head.  Four loader warps bring K and V;
-// four matrix warps make the leaf's state and fold it.  Per leaf of 128 keys, for R <= 16 rows and
-// head dim D:
-//   K, V   global -> shared   2 * 128 * D * 2 bytes, each byte once; loader warp w brings keys [32
-//   w, 32 w + 32) S      [R, 128] registers matrix warp w makes keys [32 w, 32 w + 32) P      [R,
-//   128] shared    16-bit; every warp needs all of it O      [R, D] registers   matrix warp w makes
-//   elements [w D/4, (w+1) D/4): three copies, of the leaf, its super-chunk
-//                             and the row, so that no state moves until a range or a row ends
-// Splitting keys for S and elements for O needs no exchange of O, and makes the number of warps
-// invisible to the result.
+// four matrix warps make the leaf's state and fold it.  Per leaf of 128 keys, R <= 16 rows, head
+// dim D:
+//   K, V   global -> shared    2 * 128 * D * 2 bytes, each once; loader warp w: keys 32 w ..
+//   S      [R, 128] registers  matrix warp w: keys 32 w ..
+//   P      [R, 128] shared     16-bit; every warp needs all of it
+//   O      [R, D] registers    matrix warp w: elements w D/4 .. of three accumulators, for the
+//                              leaf, its super-chunk and the row
+// No state moves until a range or a row ends.  Splitting keys for S and elements for O needs no
+// exchange of O, and makes the number of warps invisible to the result.
 //
 // What the bits hang on, besides the canonical fold:
 //   1. q.k: k steps of 16, ascending, into an accumulator that starts at 0;
 //   2. m = c * max(q.k), p = 2^(fma(q.k, c, -m));
-//   3. l: each lane's keys of a warp one after the other, then the warps in order, then lanes 1 and
-//   2 apart;
+//   3. l: in each lane its keys in order, for each warp; then the warps in order; then the lanes
+//      that share a row, by exchanges over 1 and 2;
 //   4. o: p rounded to the 16-bit type of V, keys ascending, into an accumulator that starts at 0.
 #pragma once
 

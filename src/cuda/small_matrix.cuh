@@ -154,6 +154,12 @@ class MatrixWarp {
         warp(warp_in),
         lane(lane_in) {}
 
+  /**
+   * The leaves of the range, one after the other.  In the row set that the range begins, they fold
+   * through their super-chunk into the row; in one that it enters later than at its first leaf, the
+   * row is not its to fold, and single leaves and super-chunks are left behind as states
+   * (plan/range_schedule.h says which).
+   */
   __device__ __forceinline__ void run() {
     Walk walk(a, range);
     wait_for_previous_kernels();  // before it writes a state that they may still read

@@ -26,8 +26,11 @@ Status validate_device_lengths(const attnfold_problem& p, const attnfold_lengths
     return invalid("batch", "0..max_batch (" + std::to_string(p.max_batch) + ")", l.batch);
   }
   for (const auto& [name, given] :
-       {std::pair<const char*, const void*>{"visible_prefix", l.visible_prefix}, {"mask_width", l.mask_width}}) {
-    if (given) return {ATTNFOLD_UNSUPPORTED, std::string(name) + ": expected NULL, as it is not served on CUDA, got a pointer"};
+       {std::pair<const char*, const void*>{"visible_prefix", l.visible_prefix},
+        {"mask_width", l.mask_width}}) {
+    if (given)
+      return {ATTNFOLD_UNSUPPORTED,
+              std::string(name) + ": expected NULL, as it is not served on CUDA, got a pointer"};
   }
   if (l.batch == 0) return {};
   ATTNFOLD_RETURN_IF_ERROR(

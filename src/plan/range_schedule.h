@@ -7,13 +7,11 @@
 // kv head): the workers of one range read all kv heads of the same pages at about the same time.
 //
 // Where a range ends inside a row set, states stay behind.  Which ones, and in which order, follows
-// from the cuts:
-//   of the row set in which the range enters   single leaves up to the next super-chunk, then
-//   super-chunks, the last
-//                                              perhaps a prefix
-//   of the row set that it begins              the row: its whole super-chunks, folded, if any;
-//   then the started
-//                                              super-chunk after them, if any
+// from the cuts.  A range leaves
+//   of the row set that it enters: single leaves up to the next super-chunk, then super-chunks, the
+//     last perhaps a prefix;
+//   of the row set that it begins: the row, which is its whole super-chunks, folded, if any; then
+//     the started super-chunk after them, if any.
 #pragma once
 
 #include <cstdint>
