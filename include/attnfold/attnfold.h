@@ -28,7 +28,7 @@
  * workspace; `stream` is a cudaStream_t, NULL being the default stream.  update and run only launch: their contents cannot be
  * checked on the host (kv_len above max_kv_len is cut to it), and a captured graph of both answers whatever lengths it finds.
  * Arrays of lengths must stay until that update has run on the device, page tables until the next one.  Strides must be
- * multiples of 8 elements, those of pages and tokens not negative.  Within the maxima, requests without tokens may stand for
+ * multiples of 8 elements, those of pages and tokens not negative.  Shared prefixes are not looked for.  Within the maxima, requests without tokens may stand for
  * those that a smaller batch lacks.
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
@@ -319,6 +319,9 @@ ATTNFOLD_API attnfold_status attnfold_plan_update(attnfold_plan* plan, const att
  * prefix_states for what shared prefixes leave behind: 16, or the leaves of max_kv_len if fewer.  prefix_rows is qo_heads for
  *               each of at most 256 tokens (or max_qo_rows, or 64 / group_size for each request of max_batch, if fewer); 0
  *               with ragged KV, one request or ATTNFOLD_PREFIX_OFF.  Prefixes that want more are not shared
+ * On CUDA: ranges * (18 + super-chunks of max_kv_len or of the window) * kv_heads * set_rows * (head_dim_vo + 4) floats, where
+ * set_rows is the group size if max_qo_rows is at most max_batch, and 16 otherwise or if the group is larger; ranges is
+ * num_workers / kv_heads, by default as many as the device runs blocks at once.
  */
 ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
 
@@ -359,7 +362,8 @@ typedef struct attnfold_plan_report {
   int64_t saved_kv_bytes;        /* bytes of k and v that need not be read because of them */
 } attnfold_plan_report;
 
-/** Fills the report.  Errors: INVALID_ARGUMENT if the plan was never updated. */
+/** Fills the report.  On CUDA it waits for the device and reads the schedule back.
+ * Errors: INVALID_ARGUMENT if the plan was never updated. */
 ATTNFOLD_API attnfold_status attnfold_plan_get_report(const attnfold_plan* plan, attnfold_plan_report* report);
 
 /**
@@ -379,7 +383,8 @@ typedef struct attnfold_plan_item {
   int32_t num_leaves;                    /* in all */
 } attnfold_plan_item;
 
-/** Item `index` of 0..num_items-1.  Set struct_size first.  Errors: INVALID_ARGUMENT. */
+/** Item `index` of 0..num_items-1.  Set struct_size first.
+ * Errors: INVALID_ARGUMENT; UNSUPPORTED for a plan on CUDA, which has no list of items. */
 ATTNFOLD_API attnfold_status attnfold_plan_get_item(const attnfold_plan* plan, int32_t index, attnfold_plan_item* item);
 
 /** Name of the kernel row that the plan uses, such as "cpu_avx512_bf16/bf16_bf16"; lives as long as the plan. */
