@@ -1,0 +1,156 @@
+"""The paged cache round an attention call: slots for new tokens, writing them, moving pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attnfold import _core
+from attnfold._plan import _LAYOUTS, _SCALES, Array, choice, execution_fields
+
+NO_SLOT = -1
+NO_PAGE = -1
+
+
+def _pool(k_cache: Array, v_cache: Array | None, kv_layout: str, scales: tuple[str, str, Any, Any]) -> tuple[Any, ...]:
+    k_kind, v_kind, k_scale, v_scale = scales
+    return (
+        k_cache, v_cache, choice("kv_layout", kv_layout, _LAYOUTS), choice("k_scale_kind", k_kind, _SCALES),
+        choice("v_scale_kind", v_kind, _SCALES), k_scale, v_scale,
+    )  # fmt: skip
+
+
+def append(
+    k_cache: Array,
+    v_cache: Array | None,
+    k: Array,
+    v: Array | None,
+    slots: Array,
+    *,
+    kv_layout: str = "NHD",
+    k_scale_kind: str = "none",
+    v_scale_kind: str = "none",
+    k_scale: Array | float | None = None,
+    v_scale: Array | float | None = None,
+    num_threads: int | None = None,
+) -> None:
+    """Writes rows of k and v into their slots of a paged pool, in place.
+
+    Args:
+        k_cache, v_cache: [num_pages, page_size, kv_heads, head_dim] (HND: heads before tokens), any strides; v_cache None
+            is a pool of keys alone.
+        k, v: [num_tokens, kv_heads, head_dim]; copied bit for bit if of the pool's type, else rounded to nearest even.
+        slots: [num_tokens] page * page_size + offset, int64; NO_SLOT (-1) skips the token.
+        k_scale_kind, v_scale_kind, k_scale, v_scale: with a pool of 8 bits.  Per tensor and per head: the caller's scale.
+            Per token: written, [num_pages, page_size, kv_heads].
+
+    Raises:
+        ValueError: names the argument, and of a slot its index; nothing is written then.
+        NotImplementedError: arrays of a GPU.
+
+    >>> import attnfold, numpy as np
+    >>> k_cache, v_cache = np.zeros((2, 3, 4, 8, 64), np.float32)       # 3 pages of 4 tokens, 8 heads
+    >>> k, v = np.ones((2, 2, 8, 64), np.float32)
+    >>> attnfold.append(k_cache, v_cache, k, v, slots=[5, -1])
+    >>> np.argwhere(k_cache[..., 0, 0]).tolist()
+    [[1, 1]]
+    """
+    pool = _pool(k_cache, v_cache, kv_layout, (k_scale_kind, v_scale_kind, k_scale, v_scale))
+    _core.append(pool, k, v, slots, execution_fields(num_threads))
+
+
+def slot_mapping(
+    qo_indptr: Array,
+    kv_len: Array | None,
+    block_table: Array | None = None,
+    *,
+    kv_indptr: Array | None = None,
+    kv_indices: Array | None = None,
+    page_size: int,
+    num_pages: int,
+    positions: Array | None = None,
+    num_slots: int | None = None,
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The slots of a step's new tokens.
+
+    Args:
+        qo_indptr, kv_len, block_table, kv_indptr, kv_indices: as in `Plan.update`.
+        page_size, num_pages: of the pool.
+        positions: [qo_indptr[batch]] the position of each token in its request; None: they are its last ones.
+        num_slots: length of the answer; what lies beyond the last token gets NO_SLOT.  None is qo_indptr[batch].
+
+    Returns:
+        [num_slots] int64.
+
+    Raises:
+        ValueError: names the argument and index.
+
+    >>> import attnfold
+    >>> attnfold.slot_mapping([0, 1, 4], [6, 3], [[2, 0], [1, -1]], page_size=4, num_pages=3).tolist()
+    [1, 4, 5, 6]
+    """
+    if num_slots is None:
+        num_slots = int(qo_indptr[len(qo_indptr) - 1])
+    slots = np.empty(num_slots, np.int64)
+    _core.slot_mapping(qo_indptr, kv_len, block_table, kv_indptr, kv_indices, page_size, num_pages, positions, slots)
+    return slots
+
+
+def map_to_kernel_pages(
+    block_table: Array, *, block_size: int, page_size: int, num_blocks: int, used: Array | None = None
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Tables of a manager's large blocks as tables of pages: block b is pages b * n .. b * n + n - 1.
+
+    Args:
+        block_table: [batch, width] block ids; NO_PAGE (-1) is padding.
+        block_size, page_size: in tokens; block_size = n * page_size.
+        num_blocks: of the pool.
+        used: [batch] entries of each row that mean anything; None: all.
+
+    Returns:
+        [batch, width * n] int32; padding gets NO_PAGE.
+
+    Raises:
+        ValueError: names the argument and index.
+
+    >>> import attnfold
+    >>> attnfold.map_to_kernel_pages([[3, 1]], block_size=32, page_size=16, num_blocks=4).tolist()
+    [[6, 7, 2, 3]]
+    """
+    table = np.ascontiguousarray(block_table, np.int32)
+    if table.ndim != 2:
+        raise ValueError(f"block_table: expected shape [any, any], got {list(table.shape)}")
+    pages = np.empty((table.shape[0], table.shape[1] * max(block_size // max(page_size, 1), 0)), np.int32)
+    _core.map_to_kernel_pages(table, block_size, page_size, num_blocks, used, pages)
+    return pages
+
+
+def copy_pages(
+    from_pool: tuple[Array, Array | None],
+    to_pool: tuple[Array, Array | None],
+    pairs: Array,
+    *,
+    kv_layout: str = "NHD",
+    num_threads: int | None = None,
+) -> None:
+    """Copies whole pages of k and v, bit for bit: within a pool (copy on write) or between two (swapping).
+
+    Args:
+        from_pool, to_pool: (k_cache, v_cache), the same pool or two of equal types and page shapes.
+        pairs: [num_pairs, 2] page of from_pool, page of to_pool; they take effect one after the other.
+
+    Raises:
+        ValueError: names the argument and index; nothing is written then.
+
+    >>> import attnfold, numpy as np
+    >>> pool = np.arange(2 * 3 * 4 * 8, dtype=np.float32).reshape(2, 3, 4, 1, 8)
+    >>> k_cache, v_cache = pool
+    >>> attnfold.copy_pages((k_cache, v_cache), (k_cache, v_cache), [[0, 2]])
+    >>> bool((k_cache[2] == k_cache[0]).all())
+    True
+    """
+    none = ("none", "none", None, None)
+    _core.copy_pages(
+        _pool(*from_pool, kv_layout, none), _pool(*to_pool, kv_layout, none), pairs, execution_fields(num_threads)
+    )

@@ -1,0 +1,103 @@
+"""Attention calls as files of the format `attnfold-call-1`, which `attnfold run` and `attnfold verify` read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from os import PathLike
+from typing import Any, Mapping
+
+import numpy as np
+
+_CODES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "int8": "I8", "int32": "I32", "uint8": "U8",
+}  # fmt: skip
+
+
+def _bytes_of(name: str, array: Any) -> tuple[str, list[int], bytes]:
+    if type(array).__module__.partition(".")[0] == "torch":
+        import torch
+
+        array = array.detach().cpu().contiguous()
+        dtype = str(array.dtype).rpartition(".")[2]
+        data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
+    else:
+        array = np.asarray(array)
+        dtype, data = array.dtype.name, np.ascontiguousarray(array).tobytes()
+    if dtype not in _CODES:
+        raise ValueError(f"{name}: expected a type of call files ({', '.join(_CODES)}), got {dtype}")
+    return _CODES[dtype], list(array.shape), data
+
+
+def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Writes one attention call.
+
+    Args:
+        path: the file.
+        tensors: by the names of docs/call-format.md: q, qo_indptr, k_cache, v_cache, kv_len, block_table, o, lse, ..; numpy
+            or torch arrays, integers as int32.
+        metadata: mask, sm_scale, page_size, kv_layout, ..; numbers are written so that they read back exactly.
+
+    Raises:
+        ValueError: a type that the format lacks.
+
+    >>> import attnfold.call_file, numpy as np, tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "call.safetensors")
+    >>> pages = np.ones((5, 16, 2, 64), np.float32)
+    >>> attnfold.call_file.save(path, {"q": np.ones((1, 4, 64), np.float32), "qo_indptr": np.array([0, 1], np.int32),
+    ...     "k_cache": pages, "v_cache": pages, "block_table": np.array([[4, 1]], np.int32),
+    ...     "kv_len": np.array([20], np.int32)}, dict(mask="causal", sm_scale=0.125, page_size=16, kv_layout="NHD"))
+    >>> tensors, metadata = attnfold.call_file.load(path)
+    >>> metadata["page_size"], tensors["q"].shape
+    ('16', (1, 4, 64))
+    """
+    text = {"format": "attnfold-call-1"}
+    for key, value in metadata.items():
+        text[key] = value if isinstance(value, str) else repr(float(value)) if isinstance(value, float) else str(value)
+    header: dict[str, Any] = {"__metadata__": text}
+    blobs, at = [], 0
+    for name, array in tensors.items():
+        dtype, shape, data = _bytes_of(name, array)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        blobs.append(data)
+        at += len(data)
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 16 + 8)  # the tensors begin at a multiple of 16
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.writelines(blobs)
+
+
+def load(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    """Reads a file of `save`: its tensors (bfloat16 and float8 need ml_dtypes) and its metadata.
+
+    Raises:
+        ValueError: not a file of this kind.
+
+    >>> import attnfold.call_file
+    >>> attnfold.call_file.load("missing.safetensors")
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] No such file or directory: 'missing.safetensors'
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    (length,) = struct.unpack("<Q", data[:8]) if len(data) >= 8 else (0,)
+    if not 0 < length <= len(data) - 8:
+        raise ValueError(f"{path}: expected a safetensors header, got one of {length} bytes in a file of {len(data)}")
+    header = json.loads(data[8 : 8 + length])
+    metadata = header.pop("__metadata__", {})
+    if metadata.get("format") != "attnfold-call-1":
+        raise ValueError(f"{path}: metadata format: expected attnfold-call-1, got {metadata.get('format')!r}")
+    names = {code: name for name, code in _CODES.items()}
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        dtype = names[entry["dtype"]]
+        if entry["dtype"] in ("BF16", "F8_E4M3", "F8_E5M2"):
+            import ml_dtypes
+
+            dtype = getattr(ml_dtypes, dtype)
+        raw = np.frombuffer(data, np.uint8, end - begin, 8 + length + begin).copy()
+        tensors[name] = raw.view(dtype).reshape(entry["shape"])
+    return tensors, metadata

@@ -1,0 +1,339 @@
+// How an object becomes an array, in this order: numpy's array interface (which also describes the types of ml_dtypes), the
+// function table of DLPack (torch), `__dlpack__` (everybody else).
+#include "arrays.h"
+
+#include <cstring>
+#include <utility>
+
+#include "dlpack_abi.h"
+
+namespace attnfold::python {
+namespace {
+
+/** What numpy's `__array_struct__` points at. */
+struct ArrayInterface {
+  int two, ndim;
+  char kind;
+  int item_bytes, flags;
+  Py_intptr_t *shape, *strides;  // in bytes
+  void* data;
+  PyObject* descr;
+};
+constexpr int kNumpyNative = 0x200, kNumpyWriteable = 0x400;
+
+int type_of_name(const char* name) {
+  constexpr std::pair<const char*, int> kNames[] = {
+      {"float32", ATTNFOLD_F32},       {"float16", ATTNFOLD_F16},   {"bfloat16", ATTNFOLD_BF16},
+      {"float8_e4m3fn", ATTNFOLD_E4M3}, {"float8_e5m2", ATTNFOLD_E5M2}, {"int8", ATTNFOLD_I8},
+      {"int32", kInt32},               {"int64", kInt64},           {"uint8", kUInt8},
+      {"bool", kBool}};
+  for (const auto& [known, type] : kNames) {
+    if (std::strcmp(name, known) == 0) return type;
+  }
+  return kOther;
+}
+
+int type_of_dlpack(const dlpack::DataType& t) {
+  if (t.lanes != 1) return kOther;
+  switch (t.code) {
+    case dlpack::kFloat: return t.bits == 32 ? int{ATTNFOLD_F32} : t.bits == 16 ? int{ATTNFOLD_F16} : int{kOther};
+    case dlpack::kBFloat: return ATTNFOLD_BF16;
+    case dlpack::kE4M3FN: return ATTNFOLD_E4M3;
+    case dlpack::kE5M2: return ATTNFOLD_E5M2;
+    case dlpack::kInt:
+      return t.bits == 8 ? int{ATTNFOLD_I8} : t.bits == 32 ? int{kInt32} : t.bits == 64 ? int{kInt64} : int{kOther};
+    case dlpack::kUInt: return t.bits == 8 ? kUInt8 : kOther;
+    case dlpack::kBool: return t.bits == 8 ? kBool : kOther;
+    default: return kOther;
+  }
+}
+
+/** Small caches keyed by an object that is kept alive; guarded by the GIL. */
+template <class Value>
+struct Cache {
+  std::vector<std::pair<PyObject*, Value>> entries;
+  const Value* find(PyObject* key) const {
+    for (const auto& [known, value] : entries) {
+      if (known == key) return &value;
+    }
+    return nullptr;
+  }
+  Value add(PyObject* key, Value value) {
+    if (entries.size() < 64) {
+      Py_INCREF(key);
+      entries.emplace_back(key, value);
+    }
+    return value;
+  }
+};
+
+int type_of_numpy(nb::handle object) {
+  static Cache<int> cache;
+  const nb::object dtype = object.attr("dtype");
+  if (const int* known = cache.find(dtype.ptr())) return *known;
+  const nb::str name(dtype.attr("name"));
+  return cache.add(dtype.ptr(), type_of_name(name.c_str()));
+}
+
+bool is_numpy(nb::handle object) {
+  static PyObject* ndarray = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(ndarray));
+}
+
+void check_ndim(const char* name, int ndim) {
+  if (ndim > kMaxDims) raise_value(name, "an array of at most 5 axes", std::to_string(ndim));
+}
+
+Array read_numpy(const char* name, nb::handle object) {
+  Array a;
+  const nb::object capsule = object.attr("__array_struct__");
+  const auto* in = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (!in) throw nb::python_error();
+  if (!(in->flags & kNumpyNative)) raise_value(name, "elements in native byte order", "swapped ones");
+  check_ndim(name, in->ndim);
+  a.ndim = in->ndim;
+  a.type = type_of_numpy(object);
+  for (int i = 0; i < a.ndim; ++i) {
+    a.shape[i] = in->shape[i];
+    if (in->strides[i] % in->item_bytes != 0 && in->shape[i] > 1) {
+      raise_value(name, "strides of whole elements", std::to_string(in->strides[i]) + " bytes");
+    }
+    a.strides[i] = in->strides[i] / in->item_bytes;
+  }
+  a.data = in->data;
+  a.read_only = !(in->flags & kNumpyWriteable);
+  a.holder = nb::borrow(object);
+  return a;
+}
+
+void fill_from_dlpack(const char* name, const dlpack::Tensor& t, Array* a) {
+  check_ndim(name, t.ndim);
+  a->ndim = t.ndim;
+  a->type = type_of_dlpack(t.dtype);
+  a->data = static_cast<char*>(t.data) + t.byte_offset;
+  if (!t.data) a->data = nullptr;
+  int64_t packed = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    a->shape[i] = t.shape[i];
+    a->strides[i] = t.strides ? t.strides[i] : packed;
+    packed *= t.shape[i];
+  }
+  a->cuda = t.device.type == dlpack::kCuda || t.device.type == dlpack::kCudaManaged;
+  a->device = t.device.id;
+  if (!a->cuda && t.device.type != dlpack::kCpu && t.device.type != dlpack::kCudaHost) {
+    raise_value(name, "memory of the CPU or of a CUDA device", "DLPack device type " + std::to_string(t.device.type));
+  }
+}
+
+const dlpack::ExchangeApi* exchange_api(nb::handle object) {
+  static Cache<const dlpack::ExchangeApi*> cache;
+  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+  if (const auto* known = cache.find(type)) return *known;
+  const dlpack::ExchangeApi* api = nullptr;
+  const nb::object capsule = nb::getattr(nb::handle(type), "__dlpack_c_exchange_api__", nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
+    api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    while (api && api->version.major != 1) api = api->previous;
+    if (api && !api->view_of_object) api = nullptr;
+  }
+  return cache.add(type, api);
+}
+
+Array read_dlpack(const char* name, nb::handle object) {
+  Array a;
+  if (const dlpack::ExchangeApi* api = exchange_api(object)) {
+    dlpack::Tensor view;
+    if (api->view_of_object(object.ptr(), &view) != 0) throw nb::python_error();
+    fill_from_dlpack(name, view, &a);
+    a.holder = nb::borrow(object);
+    return a;
+  }
+  nb::object method = nb::getattr(object, "__dlpack__", nb::none());
+  if (method.is_none()) {
+    throw nb::type_error((std::string(name) + ": expected an array (numpy, or with __dlpack__), got " +
+                          nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__name__")).c_str())
+                             .c_str());
+  }
+  nb::object capsule;
+  try {
+    capsule = method(nb::arg("max_version") = nb::make_tuple(1, 0));
+  } catch (nb::python_error& e) {  // an exporter of the time before versions
+    if (!e.matches(PyExc_TypeError)) throw;
+    capsule = method();
+  }
+  // Nobody takes the capsule over: its destructor gives the memory back when the array is done with.
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    const auto* m = static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (m->version.major != 1) raise_value(name, "DLPack version 1", std::to_string(m->version.major));
+    fill_from_dlpack(name, m->tensor, &a);
+    a.read_only = m->flags & dlpack::kReadOnly;
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    fill_from_dlpack(name, static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor, &a);
+  } else {
+    raise_value(name, "a DLPack capsule", "another object from __dlpack__");
+  }
+  a.holder = std::move(capsule);
+  return a;
+}
+
+std::string place_text(bool cuda, int32_t device) { return cuda ? "cuda:" + std::to_string(device) : "the CPU"; }
+
+template <class To, class From>
+void convert(const char* name, const Array& a, std::vector<To>* out) {
+  out->reserve(1);  // so that data() is not NULL, which would mean that nothing was given
+  out->resize(static_cast<size_t>(a.size()));
+  const int64_t columns = a.ndim == 2 ? a.shape[1] : 1, step = a.ndim == 2 ? a.strides[1] : 0;
+  for (int64_t i = 0, at = 0; i < a.shape[0]; ++i) {
+    for (int64_t j = 0; j < columns; ++j, ++at) {
+      const From value = static_cast<const From*>(a.data)[i * a.strides[0] + j * step];
+      if (static_cast<From>(static_cast<To>(value)) != value) {
+        raise_value(std::string(name) + "[" + std::to_string(at) + "]", "a number of 32 bits", std::to_string(value));
+      }
+      (*out)[static_cast<size_t>(at)] = static_cast<To>(value);
+    }
+  }
+}
+
+}  // namespace
+
+void raise_if_error(attnfold_status status) {
+  if (status == ATTNFOLD_OK) return;
+  PyObject* type = PyExc_RuntimeError;
+  if (status == ATTNFOLD_INVALID_ARGUMENT) type = PyExc_ValueError;
+  if (status == ATTNFOLD_UNSUPPORTED) type = PyExc_NotImplementedError;
+  if (status == ATTNFOLD_OUT_OF_WORKSPACE) type = PyExc_MemoryError;
+  PyErr_SetString(type, attnfold_last_error());
+  throw nb::python_error();
+}
+
+void raise_value(const std::string& name, const std::string& expected, const std::string& got) {
+  throw nb::value_error((name + ": expected " + expected + ", got " + got).c_str());
+}
+
+int64_t Array::size() const {
+  int64_t n = 1;
+  for (int i = 0; i < ndim; ++i) n *= shape[i];
+  return n;
+}
+
+bool Array::packed() const {
+  int64_t expected = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+Array read_array(const char* name, nb::handle object, Access access) {
+  Array a = is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object);
+  if (access == Access::kWrite) {
+    // jax arrays are immutable, but not all versions of it say so.
+    const nb::object module = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))), "__module__");
+    if (a.read_only || std::strncmp(nb::str(module).c_str(), "jaxlib", 6) == 0) {
+      raise_value(name, "an array that may be written", "a read-only one");
+    }
+  }
+  return a;
+}
+
+void check_place(const char* name, const Array& a, const Place& place) {
+  if (a.cuda == place.cuda && (!a.cuda || a.device == place.device)) return;
+  raise_value(name, "memory of " + place_text(place.cuda, place.device) + ", where the plan runs",
+              "memory of " + place_text(a.cuda, a.device));
+}
+
+void check_type(const char* name, const Array& a, int type) {
+  if (a.type != type) raise_value(name, std::string("elements of ") + type_name(type), type_name(a.type));
+}
+
+const char* type_name(int type) {
+  switch (type) {
+    case ATTNFOLD_F32: return "float32";
+    case ATTNFOLD_F16: return "float16";
+    case ATTNFOLD_BF16: return "bfloat16";
+    case ATTNFOLD_E4M3: return "float8_e4m3fn";
+    case ATTNFOLD_E5M2: return "float8_e5m2";
+    case ATTNFOLD_I8: return "int8";
+    case kInt32: return "int32";
+    case kInt64: return "int64";
+    case kUInt8: return "uint8";
+    case kBool: return "bool";
+    default: return "another type";
+  }
+}
+
+std::string shape_text(const Array& a) {
+  std::string text = "[";
+  for (int i = 0; i < a.ndim; ++i) text += (i ? ", " : "") + std::to_string(a.shape[i]);
+  return text + "]";
+}
+
+void check_shape(const char* name, const Array& a, const std::vector<int64_t>& shape) {
+  bool same = a.ndim == static_cast<int>(shape.size());
+  std::string text = "shape [";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    same = same && (shape[i] < 0 || a.shape[i] == shape[i]);
+    text += (i ? ", " : "") + (shape[i] < 0 ? std::string("any") : std::to_string(shape[i]));
+  }
+  if (!same) raise_value(name, text + "]", shape_text(a));
+}
+
+int64_t stride_of(const char* name, const Array& a, int axis) {
+  if (a.shape[axis] <= 1) return 0;
+  if (a.strides[axis] == 0) {
+    raise_value(name, "each element in a place of its own", "axis " + std::to_string(axis) + " repeated (stride 0)");
+  }
+  return a.strides[axis];
+}
+
+void check_rows_contiguous(const char* name, const Array& a) {
+  const int last = a.ndim - 1;
+  if (a.shape[last] > 1 && a.strides[last] != 1) {
+    raise_value(name, "a contiguous last axis", "stride " + std::to_string(a.strides[last]));
+  }
+}
+
+Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place) {
+  Array a;
+  if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
+    a = read_array(name, object);
+  } else {
+    nb::object list = nb::module_::import_("numpy").attr("asarray")(object);
+    if (nb::cast<int>(list.attr("ndim")) == ndim && nb::cast<int64_t>(list.attr("size")) == 0) {
+      list = list.attr("astype")("int64");  // numpy makes floats of nothing
+    }
+    a = read_array(name, list);
+  }
+  check_shape(name, a, std::vector<int64_t>(static_cast<size_t>(ndim), -1));
+  Integers out;
+  if (place.cuda || a.cuda) check_place(name, a, place);
+  const bool in_place = a.type == type || (type == kUInt8 && a.type == kBool);
+  const bool rows_packed = ndim == 2 ? (a.shape[1] <= 1 || a.strides[1] == 1) && (a.shape[0] <= 1 || a.strides[0] > 0)
+                                     : a.packed();
+  for (int i = 0; i < ndim; ++i) out.shape[i] = a.shape[i];
+  out.stride = ndim == 2 ? (a.shape[0] > 1 ? a.strides[0] : a.shape[1]) : 1;
+  if (in_place && rows_packed) {
+    out.data = a.data;
+    out.holder = std::move(a.holder);
+    return out;
+  }
+  const bool integer = a.type == kInt32 || a.type == kInt64;
+  if (place.cuda || type == kUInt8 || !integer) {
+    raise_value(name, std::string("a packed array of ") + type_name(type),
+                in_place ? "one with strides" : std::string(type_name(a.type)));
+  }
+  if (type == kInt32) {
+    a.type == kInt32 ? convert<int32_t, int32_t>(name, a, &out.converted32)
+                     : convert<int32_t, int64_t>(name, a, &out.converted32);
+    out.data = out.converted32.data();
+  } else {
+    a.type == kInt32 ? convert<int64_t, int32_t>(name, a, &out.converted64)
+                     : convert<int64_t, int64_t>(name, a, &out.converted64);
+    out.data = out.converted64.data();
+  }
+  out.stride = ndim == 2 ? a.shape[1] : 1;
+  return out;
+}
+
+}  // namespace attnfold::python

@@ -1,0 +1,93 @@
+// Arrays of numpy and of whoever speaks DLPack, as pointers and strides: nothing is copied.
+#ifndef ATTNFOLD_PYTHON_ARRAYS_H_
+#define ATTNFOLD_PYTHON_ARRAYS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attnfold/attnfold.h"
+
+namespace attnfold::python {
+
+namespace nb = nanobind;
+
+/** Raises what a status stands for: ValueError, NotImplementedError, MemoryError or RuntimeError, with the engine's words. */
+void raise_if_error(attnfold_status status);
+
+/** Raises a ValueError of the engine's form. */
+[[noreturn]] void raise_value(const std::string& name, const std::string& expected, const std::string& got);
+
+constexpr int kMaxDims = 5;
+
+/** Element types: attnfold_dtype, and those of lengths. */
+enum ElementType : int { kInt32 = 16, kInt64 = 17, kUInt8 = 18, kBool = 19, kOther = -1 };
+
+/** Which memory a plan works on. */
+struct Place {
+  bool cuda = false;
+  int32_t device = 0;
+};
+
+struct Array {
+  void* data = nullptr;
+  int ndim = 0;
+  int64_t shape[kMaxDims] = {}, strides[kMaxDims] = {};  // in elements
+  int type = kOther;
+  bool cuda = false;
+  int32_t device = 0;
+  bool read_only = false;
+  nb::object holder;  // what keeps the memory alive
+
+  int64_t size() const;
+  bool packed() const;
+};
+
+enum class Access { kRead, kWrite };
+
+/** The array behind `object`; raises ValueError (a device that is not served, a read-only array to be written), TypeError. */
+Array read_array(const char* name, nb::handle object, Access access = Access::kRead);
+
+/** Raises unless the array lies where the plan works. */
+void check_place(const char* name, const Array& array, const Place& place);
+
+/** Raises unless the array has this element type. */
+void check_type(const char* name, const Array& array, int type);
+
+/** Raises unless the array has this shape; -1 stands for any extent. */
+void check_shape(const char* name, const Array& array, const std::vector<int64_t>& shape);
+
+/**
+ * A stride as the C interface takes it: 0 for an axis of one element (packed, never used), else as it is; raises for a
+ * repeated axis, whose stride of 0 the interface would read as packed.
+ */
+int64_t stride_of(const char* name, const Array& array, int axis);
+
+/** Raises unless the last axis is contiguous. */
+void check_rows_contiguous(const char* name, const Array& array);
+
+const char* type_name(int type);
+std::string shape_text(const Array& array);
+
+/**
+ * An array of lengths: used in place if it has the wanted type and is packed (block tables: packed rows), else converted on
+ * the host.  Python lists are taken too.
+ */
+struct Integers {
+  const void* data = nullptr;
+  int64_t shape[2] = {}, stride = 0;  // stride: from row to row, of two axes
+  nb::object holder;
+  std::vector<int32_t> converted32;
+  std::vector<int64_t> converted64;
+
+  const int32_t* i32() const { return static_cast<const int32_t*>(data); }
+  const int64_t* i64() const { return static_cast<const int64_t*>(data); }
+};
+
+Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place);
+
+}  // namespace attnfold::python
+
+#endif  // ATTNFOLD_PYTHON_ARRAYS_H_

@@ -1,0 +1,72 @@
+// A plan with what its last update has to keep alive, and with workspaces for the threads that run it.
+#ifndef ATTNFOLD_PYTHON_PLAN_H_
+#define ATTNFOLD_PYTHON_PLAN_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "arrays.h"
+
+namespace attnfold::python {
+
+/** Sets fields of a problem or an execution by name; raises TypeError for a name that they do not have. */
+void fill_problem(nb::dict fields, attnfold_problem* problem);
+void fill_execution(nb::dict fields, attnfold_execution* execution, std::string* isa);
+
+class Plan {
+ public:
+  Plan(nb::dict problem, nb::dict execution);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  void update(nb::dict lengths, nb::handle stream);
+  void run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle alibi_slopes,
+           nb::handle sink_logits, nb::handle k_scale, nb::handle v_scale, nb::handle o_scale, nb::handle workspace,
+           nb::handle stream);
+
+  size_t workspace_bytes() const { return attnfold_plan_workspace_bytes(plan_); }
+  const char* kernel() const { return attnfold_plan_kernel(plan_); }
+  const char* numerics_id() const { return attnfold_plan_numerics_id(plan_); }
+  nb::dict report() const;
+  nb::dict problem() const;
+  bool cuda() const { return place_.cuda; }
+  int device() const { return place_.device; }
+
+ private:
+  struct Step {
+    std::vector<Integers> arrays;
+    int64_t qo_rows = -1, kv_rows = 0;
+  };
+  struct Sizes {
+    int64_t table_width = 0, kv_indices = 0, mask_bits = 0, block_indices = 0, prefix_indptr = 0, prefix_requests = 0;
+  };
+  using Workspace = std::unique_ptr<std::byte, void (*)(void*)>;
+
+  void read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) const;
+  void check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) const;
+  void set_kv(const char* name, nb::handle object, int64_t width, const void** data, int64_t* page, int64_t* token,
+              int64_t* head, std::vector<nb::object>* keep) const;
+  void set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number, const float** data,
+                 int64_t* page, int64_t* token, int64_t* head, std::vector<nb::object>* keep) const;
+  Workspace take_workspace();
+
+  attnfold_problem problem_ = ATTNFOLD_PROBLEM_INIT;
+  attnfold_plan* plan_ = nullptr;
+  Place place_;
+  std::vector<Integers> arrays_;               // those of the last update
+  std::atomic<int64_t> qo_rows_{-1};           // of q; -1: only the device knows
+  std::atomic<int64_t> kv_rows_{0};            // that ragged k and v need
+  std::atomic<uint64_t> version_{0};           // of the schedule
+  std::shared_mutex schedule_;  // an update waits for runs, and they for it; taken without the GIL only
+  std::mutex workspaces_mutex_;
+  std::vector<Workspace> workspaces_;
+};
+
+}  // namespace attnfold::python
+
+#endif  // ATTNFOLD_PYTHON_PLAN_H_
