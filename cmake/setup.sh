@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by ./run and ./test: steps, packages, builds.  Source it from the repository's root.
 
-packages=(g++ cmake make pkg-config binutils python3
+packages=(g++ cmake make pkg-config binutils python3 python3-dev python3-venv
           libgtest-dev librapidcheck-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev libcli11-dev)
 
 mkdir -p build

@@ -42,8 +42,10 @@ def append(
             is a pool of keys alone.
         k, v: [num_tokens, kv_heads, head_dim]; copied bit for bit if of the pool's type, else rounded to nearest even.
         slots: [num_tokens] page * page_size + offset, int64; NO_SLOT (-1) skips the token.
+        kv_layout: "NHD" or "HND".
         k_scale_kind, v_scale_kind, k_scale, v_scale: with a pool of 8 bits.  Per tensor and per head: the caller's scale.
             Per token: written, [num_pages, page_size, kv_heads].
+        num_threads: threads at most; the bytes are the same.
 
     Raises:
         ValueError: names the argument, and of a slot its index; nothing is written then.
@@ -139,6 +141,8 @@ def copy_pages(
     Args:
         from_pool, to_pool: (k_cache, v_cache), the same pool or two of equal types and page shapes.
         pairs: [num_pairs, 2] page of from_pool, page of to_pool; they take effect one after the other.
+        kv_layout: of both, "NHD" or "HND".
+        num_threads: threads at most.
 
     Raises:
         ValueError: names the argument and index; nothing is written then.

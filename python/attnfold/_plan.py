@@ -38,7 +38,7 @@ class Plan:
     Several threads may run one plan at once; an update waits for them.  Runs release the GIL.
     """
 
-    __slots__ = ("_core", "_o_shape", "_o_code", "_workspaces")
+    __slots__ = ("__weakref__", "_core", "_o_code", "_o_shape", "_workspaces")
 
     def __init__(self, problem: dict[str, Any], execution: dict[str, Any]) -> None:
         self._core = _core.Plan(problem, execution)
@@ -96,7 +96,7 @@ class Plan:
         2
         >>> plan.update(qo_indptr=[0, 1], kv_len=[20], block_table=[[2, 9]])
         Traceback (most recent call last):
-        ValueError: block_table[0][1]: expected 0..3, got 9
+        ValueError: block_table[0][1]: expected a page id, 0..3, got 9
         """
         lengths = {"qo_indptr": qo_indptr}
         if kv_len is not None:

@@ -72,6 +72,12 @@ def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mappin
 def load(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     """Reads a file of `save`: its tensors (bfloat16 and float8 need ml_dtypes) and its metadata.
 
+    Args:
+        path: the file.
+
+    Returns:
+        arrays by name, and texts by key.
+
     Raises:
         ValueError: not a file of this kind.
 

@@ -1,5 +1,5 @@
-// How an object becomes an array, in this order: numpy's array interface (which also describes the types of ml_dtypes), the
-// function table of DLPack (torch), `__dlpack__` (everybody else).
+// How an object becomes an array, in this order: numpy's array interface (which also describes the
+// types of ml_dtypes), the function table of DLPack (torch), `__dlpack__` (everybody else).
 #include "arrays.h"
 
 #include <cstring>
@@ -22,11 +22,16 @@ struct ArrayInterface {
 constexpr int kNumpyNative = 0x200, kNumpyWriteable = 0x400;
 
 int type_of_name(const char* name) {
-  constexpr std::pair<const char*, int> kNames[] = {
-      {"float32", ATTNFOLD_F32},       {"float16", ATTNFOLD_F16},   {"bfloat16", ATTNFOLD_BF16},
-      {"float8_e4m3fn", ATTNFOLD_E4M3}, {"float8_e5m2", ATTNFOLD_E5M2}, {"int8", ATTNFOLD_I8},
-      {"int32", kInt32},               {"int64", kInt64},           {"uint8", kUInt8},
-      {"bool", kBool}};
+  constexpr std::pair<const char*, int> kNames[] = {{"float32", ATTNFOLD_F32},
+                                                    {"float16", ATTNFOLD_F16},
+                                                    {"bfloat16", ATTNFOLD_BF16},
+                                                    {"float8_e4m3fn", ATTNFOLD_E4M3},
+                                                    {"float8_e5m2", ATTNFOLD_E5M2},
+                                                    {"int8", ATTNFOLD_I8},
+                                                    {"int32", kInt32},
+                                                    {"int64", kInt64},
+                                                    {"uint8", kUInt8},
+                                                    {"bool", kBool}};
   for (const auto& [known, type] : kNames) {
     if (std::strcmp(name, known) == 0) return type;
   }
@@ -36,12 +41,16 @@ int type_of_name(const char* name) {
 int type_of_dlpack(const dlpack::DataType& t) {
   if (t.lanes != 1) return kOther;
   switch (t.code) {
-    case dlpack::kFloat: return t.bits == 32 ? int{ATTNFOLD_F32} : t.bits == 16 ? int{ATTNFOLD_F16} : int{kOther};
+    case dlpack::kFloat:
+      return t.bits == 32 ? int{ATTNFOLD_F32} : t.bits == 16 ? int{ATTNFOLD_F16} : int{kOther};
     case dlpack::kBFloat: return ATTNFOLD_BF16;
     case dlpack::kE4M3FN: return ATTNFOLD_E4M3;
     case dlpack::kE5M2: return ATTNFOLD_E5M2;
     case dlpack::kInt:
-      return t.bits == 8 ? int{ATTNFOLD_I8} : t.bits == 32 ? int{kInt32} : t.bits == 64 ? int{kInt64} : int{kOther};
+      return t.bits == 8    ? int{ATTNFOLD_I8}
+             : t.bits == 32 ? int{kInt32}
+             : t.bits == 64 ? int{kInt64}
+                            : int{kOther};
     case dlpack::kUInt: return t.bits == 8 ? kUInt8 : kOther;
     case dlpack::kBool: return t.bits == 8 ? kBool : kOther;
     default: return kOther;
@@ -76,7 +85,8 @@ int type_of_numpy(nb::handle object) {
 }
 
 bool is_numpy(nb::handle object) {
-  static PyObject* ndarray = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  static PyObject* ndarray =
+      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
   return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(ndarray));
 }
 
@@ -89,7 +99,8 @@ Array read_numpy(const char* name, nb::handle object) {
   const nb::object capsule = object.attr("__array_struct__");
   const auto* in = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!in) throw nb::python_error();
-  if (!(in->flags & kNumpyNative)) raise_value(name, "elements in native byte order", "swapped ones");
+  if (!(in->flags & kNumpyNative))
+    raise_value(name, "elements in native byte order", "swapped ones");
   check_ndim(name, in->ndim);
   a.ndim = in->ndim;
   a.type = type_of_numpy(object);
@@ -121,7 +132,8 @@ void fill_from_dlpack(const char* name, const dlpack::Tensor& t, Array* a) {
   a->cuda = t.device.type == dlpack::kCuda || t.device.type == dlpack::kCudaManaged;
   a->device = t.device.id;
   if (!a->cuda && t.device.type != dlpack::kCpu && t.device.type != dlpack::kCudaHost) {
-    raise_value(name, "memory of the CPU or of a CUDA device", "DLPack device type " + std::to_string(t.device.type));
+    raise_value(name, "memory of the CPU or of a CUDA device",
+                "DLPack device type " + std::to_string(t.device.type));
   }
 }
 
@@ -132,7 +144,8 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
   const dlpack::ExchangeApi* api = nullptr;
   const nb::object capsule = nb::getattr(nb::handle(type), "__dlpack_c_exchange_api__", nb::none());
   if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
-    api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    api = static_cast<const dlpack::ExchangeApi*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api && api->version.major != 1) api = api->previous;
     if (api && !api->view_of_object) api = nullptr;
   }
@@ -150,9 +163,11 @@ Array read_dlpack(const char* name, nb::handle object) {
   }
   nb::object method = nb::getattr(object, "__dlpack__", nb::none());
   if (method.is_none()) {
-    throw nb::type_error((std::string(name) + ": expected an array (numpy, or with __dlpack__), got " +
-                          nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__name__")).c_str())
-                             .c_str());
+    throw nb::type_error(
+        (std::string(name) + ": expected an array (numpy, or with __dlpack__), got " +
+         nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__name__"))
+             .c_str())
+            .c_str());
   }
   nb::object capsule;
   try {
@@ -161,14 +176,19 @@ Array read_dlpack(const char* name, nb::handle object) {
     if (!e.matches(PyExc_TypeError)) throw;
     capsule = method();
   }
-  // Nobody takes the capsule over: its destructor gives the memory back when the array is done with.
+  // Nobody takes the capsule over: its destructor gives the memory back when the array is done
+  // with.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
-    const auto* m = static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
-    if (m->version.major != 1) raise_value(name, "DLPack version 1", std::to_string(m->version.major));
+    const auto* m = static_cast<dlpack::ManagedVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (m->version.major != 1)
+      raise_value(name, "DLPack version 1", std::to_string(m->version.major));
     fill_from_dlpack(name, m->tensor, &a);
     a.read_only = m->flags & dlpack::kReadOnly;
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
-    fill_from_dlpack(name, static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor, &a);
+    fill_from_dlpack(
+        name,
+        static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor, &a);
   } else {
     raise_value(name, "a DLPack capsule", "another object from __dlpack__");
   }
@@ -176,7 +196,9 @@ Array read_dlpack(const char* name, nb::handle object) {
   return a;
 }
 
-std::string place_text(bool cuda, int32_t device) { return cuda ? "cuda:" + std::to_string(device) : "the CPU"; }
+std::string place_text(bool cuda, int32_t device) {
+  return cuda ? "cuda:" + std::to_string(device) : "the CPU";
+}
 
 template <class To, class From>
 void convert(const char* name, const Array& a, std::vector<To>* out) {
@@ -187,7 +209,8 @@ void convert(const char* name, const Array& a, std::vector<To>* out) {
     for (int64_t j = 0; j < columns; ++j, ++at) {
       const From value = static_cast<const From*>(a.data)[i * a.strides[0] + j * step];
       if (static_cast<From>(static_cast<To>(value)) != value) {
-        raise_value(std::string(name) + "[" + std::to_string(at) + "]", "a number of 32 bits", std::to_string(value));
+        raise_value(std::string(name) + "[" + std::to_string(at) + "]", "a number of 32 bits",
+                    std::to_string(value));
       }
       (*out)[static_cast<size_t>(at)] = static_cast<To>(value);
     }
@@ -229,7 +252,8 @@ Array read_array(const char* name, nb::handle object, Access access) {
   Array a = is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object);
   if (access == Access::kWrite) {
     // jax arrays are immutable, but not all versions of it say so.
-    const nb::object module = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))), "__module__");
+    const nb::object module =
+        nb::getattr(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))), "__module__");
     if (a.read_only || std::strncmp(nb::str(module).c_str(), "jaxlib", 6) == 0) {
       raise_value(name, "an array that may be written", "a read-only one");
     }
@@ -244,7 +268,8 @@ void check_place(const char* name, const Array& a, const Place& place) {
 }
 
 void check_type(const char* name, const Array& a, int type) {
-  if (a.type != type) raise_value(name, std::string("elements of ") + type_name(type), type_name(a.type));
+  if (a.type != type)
+    raise_value(name, std::string("elements of ") + type_name(type), type_name(a.type));
 }
 
 const char* type_name(int type) {
@@ -280,21 +305,23 @@ void check_shape(const char* name, const Array& a, const std::vector<int64_t>& s
 }
 
 int64_t stride_of(const char* name, const Array& a, int axis) {
-  if (a.shape[axis] <= 1) return 0;
+  if (a.shape[axis] <= 1 || a.size() == 0) return 0;
   if (a.strides[axis] == 0) {
-    raise_value(name, "each element in a place of its own", "axis " + std::to_string(axis) + " repeated (stride 0)");
+    raise_value(name, "each element in a place of its own",
+                "axis " + std::to_string(axis) + " repeated (stride 0)");
   }
   return a.strides[axis];
 }
 
 void check_rows_contiguous(const char* name, const Array& a) {
   const int last = a.ndim - 1;
-  if (a.shape[last] > 1 && a.strides[last] != 1) {
+  if (a.shape[last] > 1 && a.strides[last] != 1 && a.size() > 0) {
     raise_value(name, "a contiguous last axis", "stride " + std::to_string(a.strides[last]));
   }
 }
 
-Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place) {
+Integers read_integers(const char* name, nb::handle object, int ndim, int type,
+                       const Place& place) {
   Array a;
   if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
     a = read_array(name, object);
@@ -309,8 +336,9 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type, 
   Integers out;
   if (place.cuda || a.cuda) check_place(name, a, place);
   const bool in_place = a.type == type || (type == kUInt8 && a.type == kBool);
-  const bool rows_packed = ndim == 2 ? (a.shape[1] <= 1 || a.strides[1] == 1) && (a.shape[0] <= 1 || a.strides[0] > 0)
-                                     : a.packed();
+  const bool rows_packed =
+      ndim == 2 ? (a.shape[1] <= 1 || a.strides[1] == 1) && (a.shape[0] <= 1 || a.strides[0] > 0)
+                : a.packed();
   for (int i = 0; i < ndim; ++i) out.shape[i] = a.shape[i];
   out.stride = ndim == 2 ? (a.shape[0] > 1 ? a.strides[0] : a.shape[1]) : 1;
   if (in_place && rows_packed) {

@@ -14,11 +14,13 @@ namespace attnfold::python {
 
 namespace nb = nanobind;
 
-/** Raises what a status stands for: ValueError, NotImplementedError, MemoryError or RuntimeError, with the engine's words. */
+/** Raises what a status stands for: ValueError, NotImplementedError, MemoryError or RuntimeError,
+ * with the engine's words. */
 void raise_if_error(attnfold_status status);
 
 /** Raises a ValueError of the engine's form. */
-[[noreturn]] void raise_value(const std::string& name, const std::string& expected, const std::string& got);
+[[noreturn]] void raise_value(const std::string& name, const std::string& expected,
+                              const std::string& got);
 
 constexpr int kMaxDims = 5;
 
@@ -47,7 +49,8 @@ struct Array {
 
 enum class Access { kRead, kWrite };
 
-/** The array behind `object`; raises ValueError (a device that is not served, a read-only array to be written), TypeError. */
+/** The array behind `object`; raises ValueError (a device that is not served, a read-only array to
+ * be written), TypeError. */
 Array read_array(const char* name, nb::handle object, Access access = Access::kRead);
 
 /** Raises unless the array lies where the plan works. */
@@ -60,8 +63,8 @@ void check_type(const char* name, const Array& array, int type);
 void check_shape(const char* name, const Array& array, const std::vector<int64_t>& shape);
 
 /**
- * A stride as the C interface takes it: 0 for an axis of one element (packed, never used), else as it is; raises for a
- * repeated axis, whose stride of 0 the interface would read as packed.
+ * A stride as the C interface takes it: 0 for an axis of one element (packed, never used), else as
+ * it is; raises for a repeated axis, whose stride of 0 the interface would read as packed.
  */
 int64_t stride_of(const char* name, const Array& array, int axis);
 
@@ -72,8 +75,8 @@ const char* type_name(int type);
 std::string shape_text(const Array& array);
 
 /**
- * An array of lengths: used in place if it has the wanted type and is packed (block tables: packed rows), else converted on
- * the host.  Python lists are taken too.
+ * An array of lengths: used in place if it has the wanted type and is packed (block tables: packed
+ * rows), else converted on the host.  Python lists are taken too.
  */
 struct Integers {
   const void* data = nullptr;

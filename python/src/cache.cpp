@@ -1,20 +1,21 @@
 #include "cache.h"
 
-#include "attnfold/cache.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "plan.h"
+#include "attnfold/cache.h"
+#include "fields.h"
 
 namespace attnfold::python {
 namespace {
 
 void check_host(const char* name, const Array& a) {
   if (!a.cuda) return;
-  PyErr_SetString(PyExc_NotImplementedError, (std::string(name) + ": expected memory of the CPU, got memory of cuda:" +
-                                              std::to_string(a.device)).c_str());
+  PyErr_SetString(PyExc_NotImplementedError,
+                  (std::string(name) +
+                   ": expected memory of the CPU, got memory of cuda:" + std::to_string(a.device))
+                      .c_str());
   throw nb::python_error();
 }
 
@@ -23,7 +24,8 @@ struct PoolSide {
 };
 
 /** k or v of a pool; the first one sets its sizes, the second must have them. */
-PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, bool first, int32_t* head_dim) {
+PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, bool first,
+                   int32_t* head_dim) {
   const int token_axis = pool->kv_layout == ATTNFOLD_HND ? 2 : 1, head_axis = 3 - token_axis;
   check_shape(name, a, {-1, -1, -1, -1});
   if (first) {
@@ -31,7 +33,8 @@ PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, boo
     pool->page_size = static_cast<int32_t>(a.shape[token_axis]);
     pool->kv_heads = static_cast<int32_t>(a.shape[head_axis]);
     pool->kv_dtype = static_cast<attnfold_dtype>(a.type);
-    if (a.type < 0 || a.type >= kInt32) raise_value(name, "elements of a floating-point type or int8", type_name(a.type));
+    if (a.type < 0 || a.type >= kInt32)
+      raise_value(name, "elements of a floating-point type or int8", type_name(a.type));
   } else {
     check_type(name, a, pool->kv_dtype);
     std::vector<int64_t> shape = {pool->num_pages, pool->page_size, pool->kv_heads, -1};
@@ -43,11 +46,13 @@ PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, boo
   return {stride_of(name, a, 0), stride_of(name, a, token_axis), stride_of(name, a, head_axis)};
 }
 
-PoolSide read_scale(const char* name, nb::handle object, attnfold_scale_kind kind, const attnfold_kv_pool& pool,
-                    Access access, float* number, float** data, std::vector<nb::object>* keep) {
+PoolSide read_scale(const char* name, nb::handle object, attnfold_scale_kind kind,
+                    const attnfold_kv_pool& pool, Access access, float* number, float** data,
+                    std::vector<nb::object>* keep) {
   if (object.is_none()) return {};
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
-    if (kind != ATTNFOLD_SCALE_PER_TENSOR) raise_value(name, "an array of this kind of scale", "a number");
+    if (kind != ATTNFOLD_SCALE_PER_TENSOR)
+      raise_value(name, "an array of this kind of scale", "a number");
     *number = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(object))));
     *data = number;
     return {};
@@ -102,11 +107,13 @@ void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool*
     c.v_stride_head = s.head;
     pool->keep.push_back(std::move(a.holder));
   }
-  s = read_scale("k_scale", fields[5], c.k_scale_kind, c, access, &pool->numbers[0], &c.k_scale, &pool->keep);
+  s = read_scale("k_scale", fields[5], c.k_scale_kind, c, access, &pool->numbers[0], &c.k_scale,
+                 &pool->keep);
   c.k_scale_stride_page = s.page;
   c.k_scale_stride_token = s.token;
   c.k_scale_stride_head = s.head;
-  s = read_scale("v_scale", fields[6], c.v_scale_kind, c, access, &pool->numbers[1], &c.v_scale, &pool->keep);
+  s = read_scale("v_scale", fields[6], c.v_scale_kind, c, access, &pool->numbers[1], &c.v_scale,
+                 &pool->keep);
   c.v_scale_stride_page = s.page;
   c.v_scale_stride_token = s.token;
   c.v_scale_stride_head = s.head;
@@ -114,7 +121,8 @@ void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool*
 
 }  // namespace
 
-void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots, nb::dict execution) {
+void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
+            nb::dict execution) {
   Pool pool;
   read_pool("", pool_fields, Access::kWrite, &pool);
   attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
@@ -125,7 +133,8 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
   check_host("k", a);
   check_shape("k", a, {rows.num_tokens, pool.c.kv_heads, pool.c.head_dim_qk});
   check_rows_contiguous("k", a);
-  if (a.type < 0 || a.type > ATTNFOLD_BF16) raise_value("k", "elements of float32, float16 or bfloat16", type_name(a.type));
+  if (a.type < 0 || a.type > ATTNFOLD_BF16)
+    raise_value("k", "elements of float32, float16 or bfloat16", type_name(a.type));
   rows.dtype = static_cast<attnfold_dtype>(a.type);
   rows.k = a.data;
   rows.k_stride_token = stride_of("k", a, 0);
@@ -158,7 +167,9 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
   read_pool("from_pool.", from_fields, Access::kRead, &from);
   read_pool("to_pool.", to_fields, Access::kWrite, &to);
   const Integers p = read_integers("pairs", pairs, 2, kInt32, {});
-  if (p.shape[1] != 2) raise_value("pairs", "shape [any, 2]", "[" + std::to_string(p.shape[0]) + ", " + std::to_string(p.shape[1]) + "]");
+  if (p.shape[1] != 2)
+    raise_value("pairs", "shape [any, 2]",
+                "[" + std::to_string(p.shape[0]) + ", " + std::to_string(p.shape[1]) + "]");
   if (p.stride != 2) raise_value("pairs", "a packed array", "one with strides");
   attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
   std::string isa;
@@ -171,14 +182,17 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
   raise_if_error(status);
 }
 
-void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table, nb::handle kv_indptr,
-                  nb::handle kv_indices, int page_size, int64_t num_pages, nb::handle positions, nb::handle slots) {
+void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table,
+                  nb::handle kv_indptr, nb::handle kv_indices, int page_size, int64_t num_pages,
+                  nb::handle positions, nb::handle slots) {
   std::vector<Integers> arrays;
   arrays.reserve(6);
-  const auto array = [&](const char* name, nb::handle object, int ndim, int type, int64_t count) -> const Integers& {
+  const auto array = [&](const char* name, nb::handle object, int ndim, int type,
+                         int64_t count) -> const Integers& {
     arrays.push_back(read_integers(name, object, ndim, type, {}));
     if (count >= 0 && arrays.back().shape[0] < count) {
-      raise_value(name, "at least " + std::to_string(count) + " entries", std::to_string(arrays.back().shape[0]));
+      raise_value(name, "at least " + std::to_string(count) + " entries",
+                  std::to_string(arrays.back().shape[0]));
     }
     return arrays.back();
   };
@@ -189,7 +203,8 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
   lengths.qo_indptr = indptr.i32();
   if (!kv_len.is_none()) lengths.kv_len = array("kv_len", kv_len, 1, kInt32, batch).i32();
   int64_t longest = 0;
-  for (int64_t r = 0; lengths.kv_len && r < batch; ++r) longest = std::max<int64_t>(longest, lengths.kv_len[r]);
+  for (int64_t r = 0; lengths.kv_len && r < batch; ++r)
+    longest = std::max<int64_t>(longest, lengths.kv_len[r]);
   const int64_t* at = nullptr;
   if (!positions.is_none()) {
     at = array("positions", positions, 1, kInt64, tokens).i64();
@@ -198,8 +213,10 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
   if (!block_table.is_none()) {
     const Integers& table = array("block_table", block_table, 2, kInt32, batch);
     if (page_size > 0 && table.shape[1] < (longest + page_size - 1) / page_size) {
-      raise_value("block_table", "rows of at least " + std::to_string((longest + page_size - 1) / page_size) + " pages",
-                  std::to_string(table.shape[1]));
+      raise_value(
+          "block_table",
+          "rows of at least " + std::to_string((longest + page_size - 1) / page_size) + " pages",
+          std::to_string(table.shape[1]));
     }
     lengths.block_table = table.i32();
     lengths.block_table_stride = table.stride;
@@ -213,17 +230,19 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
   check_type("slots", out, kInt64);
   check_shape("slots", out, {-1});
   if (!out.packed()) raise_value("slots", "a packed array", "one with strides");
-  raise_if_error(attnfold_slot_mapping(&lengths, page_size, num_pages, at, out.shape[0], static_cast<int64_t*>(out.data)));
+  raise_if_error(attnfold_slot_mapping(&lengths, page_size, num_pages, at, out.shape[0],
+                                       static_cast<int64_t*>(out.data)));
 }
 
-void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, int64_t num_blocks, nb::handle used,
-                         nb::handle page_table) {
+void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, int64_t num_blocks,
+                         nb::handle used, nb::handle page_table) {
   const Integers from = read_integers("block_table", block_table, 2, kInt32, {});
   Integers counts;
   if (!used.is_none()) {
     counts = read_integers("used", used, 1, kInt32, {});
     if (counts.shape[0] != from.shape[0]) {
-      raise_value("used", "shape [" + std::to_string(from.shape[0]) + "]", "[" + std::to_string(counts.shape[0]) + "]");
+      raise_value("used", "shape [" + std::to_string(from.shape[0]) + "]",
+                  "[" + std::to_string(counts.shape[0]) + "]");
     }
   }
   Array to = read_array("page_table", page_table, Access::kWrite);
@@ -231,12 +250,14 @@ void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, 
   check_type("page_table", to, kInt32);
   const int64_t width = page_size > 0 ? from.shape[1] * (block_size / page_size) : 0;
   check_shape("page_table", to, {from.shape[0], -1});
-  if (to.shape[1] < width) raise_value("page_table", "at least " + std::to_string(width) + " columns", std::to_string(to.shape[1]));
+  if (to.shape[1] < width)
+    raise_value("page_table", "at least " + std::to_string(width) + " columns",
+                std::to_string(to.shape[1]));
   check_rows_contiguous("page_table", to);
   raise_if_error(attnfold_map_to_kernel_pages(
-      static_cast<int32_t>(from.shape[0]), static_cast<int32_t>(from.shape[1]), block_size, page_size, num_blocks,
-      from.i32(), from.stride, used.is_none() ? nullptr : counts.i32(), static_cast<int32_t*>(to.data),
-      to.shape[0] > 1 ? to.strides[0] : to.shape[1]));
+      static_cast<int32_t>(from.shape[0]), static_cast<int32_t>(from.shape[1]), block_size,
+      page_size, num_blocks, from.i32(), from.stride, used.is_none() ? nullptr : counts.i32(),
+      static_cast<int32_t*>(to.data), to.shape[0] > 1 ? to.strides[0] : to.shape[1]));
 }
 
 }  // namespace attnfold::python

@@ -1,5 +1,5 @@
-// The binary layout of DLPack 1 (https://dmlc.github.io/dlpack): tensors, and the table of functions by which a framework
-// describes one without a Python call.
+// The binary layout of DLPack 1 (https://dmlc.github.io/dlpack): tensors, and the table of
+// functions by which a framework describes one without a Python call.
 #ifndef ATTNFOLD_PYTHON_DLPACK_ABI_H_
 #define ATTNFOLD_PYTHON_DLPACK_ABI_H_
 

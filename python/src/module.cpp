@@ -1,4 +1,5 @@
-// attnfold._core: the C interface on arrays.  The package's Python files give it names, defaults and documentation.
+// attnfold._core: the C interface on arrays.  The package's Python files give it names, defaults
+// and documentation.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -28,9 +29,12 @@ nb::object new_dlpack(nb::tuple shape, int type) {
   dlpack::Tensor& t = owned->managed.tensor;
   t.ndim = static_cast<int32_t>(nb::len(shape));
   int64_t n = 1;
-  for (int i = 0; i < t.ndim; ++i) n *= owned->shape[i] = nb::cast<int64_t>(shape[static_cast<size_t>(i)]);
+  for (int i = 0; i < t.ndim; ++i)
+    n *= owned->shape[i] = nb::cast<int64_t>(shape[static_cast<size_t>(i)]);
   const int bits = type == ATTNFOLD_F32 ? 32 : type == ATTNFOLD_E4M3 ? 8 : 16;
-  const uint8_t code = type == ATTNFOLD_BF16 ? dlpack::kBFloat : type == ATTNFOLD_E4M3 ? dlpack::kE4M3FN : dlpack::kFloat;
+  const uint8_t code = type == ATTNFOLD_BF16   ? dlpack::kBFloat
+                       : type == ATTNFOLD_E4M3 ? dlpack::kE4M3FN
+                                               : dlpack::kFloat;
   t.data = std::aligned_alloc(64, static_cast<size_t>((n * bits / 8 + 64) / 64 * 64));
   t.device = {dlpack::kCpu, 0};
   t.dtype = {code, static_cast<uint8_t>(bits), 1};
@@ -66,10 +70,13 @@ nb::list kernels() {
 
 std::string version() {
   const int v = attnfold_version();
-  return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+  return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." +
+         std::to_string(v % 100);
 }
 
-size_t data_pointer(nb::handle array) { return reinterpret_cast<size_t>(read_array("array", array).data); }
+size_t data_pointer(nb::handle array) {
+  return reinterpret_cast<size_t>(read_array("array", array).data);
+}
 
 }  // namespace
 }  // namespace attnfold::python
@@ -79,10 +86,10 @@ NB_MODULE(_core, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::init<nb::dict, nb::dict>(), nb::arg("problem"), nb::arg("execution"))
       .def("update", &Plan::update, nb::arg("lengths"), nb::arg("stream").none())
-      .def("run", &Plan::run, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("o").none(),
-           nb::arg("lse").none(), nb::arg("alibi_slopes").none(), nb::arg("sink_logits").none(),
-           nb::arg("k_scale").none(), nb::arg("v_scale").none(), nb::arg("o_scale").none(), nb::arg("workspace").none(),
-           nb::arg("stream").none())
+      .def("run", &Plan::run, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
+           nb::arg("o").none(), nb::arg("lse").none(), nb::arg("alibi_slopes").none(),
+           nb::arg("sink_logits").none(), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
+           nb::arg("o_scale").none(), nb::arg("workspace").none(), nb::arg("stream").none())
       .def("report", &Plan::report)
       .def("problem", &Plan::problem)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
@@ -90,14 +97,17 @@ NB_MODULE(_core, m) {
       .def_prop_ro("numerics_id", &Plan::numerics_id)
       .def_prop_ro("cuda", &Plan::cuda)
       .def_prop_ro("device", &Plan::device);
-  m.def("merge", &merge, nb::arg("states"), nb::arg("out"), nb::arg("row_mask").none(), nb::arg("execution"));
-  m.def("convert_state", &convert_state, nb::arg("from_state"), nb::arg("to_state"), nb::arg("execution"));
-  m.def("append", &append, nb::arg("pool"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("slots").none(),
+  m.def("merge", &merge, nb::arg("states"), nb::arg("out"), nb::arg("row_mask").none(),
         nb::arg("execution"));
-  m.def("copy_pages", &copy_pages, nb::arg("from_pool"), nb::arg("to_pool"), nb::arg("pairs").none(), nb::arg("execution"));
+  m.def("convert_state", &convert_state, nb::arg("from_state"), nb::arg("to_state"),
+        nb::arg("execution"));
+  m.def("append", &append, nb::arg("pool"), nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("slots").none(), nb::arg("execution"));
+  m.def("copy_pages", &copy_pages, nb::arg("from_pool"), nb::arg("to_pool"),
+        nb::arg("pairs").none(), nb::arg("execution"));
   m.def("slot_mapping", &slot_mapping, nb::arg("qo_indptr").none(), nb::arg("kv_len").none(),
-        nb::arg("block_table").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(), nb::arg("page_size"),
-        nb::arg("num_pages"), nb::arg("positions").none(), nb::arg("slots"));
+        nb::arg("block_table").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(),
+        nb::arg("page_size"), nb::arg("num_pages"), nb::arg("positions").none(), nb::arg("slots"));
   m.def("map_to_kernel_pages", &map_to_kernel_pages, nb::arg("block_table"), nb::arg("block_size"),
         nb::arg("page_size"), nb::arg("num_blocks"), nb::arg("used").none(), nb::arg("page_table"));
   m.def("new_dlpack", &new_dlpack, nb::arg("shape"), nb::arg("dtype"));

@@ -1,4 +1,4 @@
-// Plans: the fields of a problem by name, one update per step, runs without the GIL.
+// Plans: one update per step, runs without the GIL.
 #include "plan.h"
 
 #include <algorithm>
@@ -11,50 +11,6 @@
 
 namespace attnfold::python {
 namespace {
-
-enum class Kind { kInt32, kInt64, kFloat };
-struct Field {
-  const char* name;
-  size_t offset;
-  Kind kind;
-};
-#define ATTNFOLD_FIELD(kind, name) \
-  { #name, offsetof(attnfold_problem, name), Kind::kind }
-constexpr Field kProblemFields[] = {
-    ATTNFOLD_FIELD(kInt32, qo_heads),          ATTNFOLD_FIELD(kInt32, kv_heads),
-    ATTNFOLD_FIELD(kInt32, head_dim_qk),       ATTNFOLD_FIELD(kInt32, head_dim_vo),
-    ATTNFOLD_FIELD(kInt32, q_dtype),           ATTNFOLD_FIELD(kInt32, kv_dtype),
-    ATTNFOLD_FIELD(kInt32, o_dtype),           ATTNFOLD_FIELD(kInt32, kv_storage),
-    ATTNFOLD_FIELD(kInt32, kv_layout),         ATTNFOLD_FIELD(kInt32, page_size),
-    ATTNFOLD_FIELD(kInt64, num_pages),         ATTNFOLD_FIELD(kInt32, mask),
-    ATTNFOLD_FIELD(kInt32, window_left),       ATTNFOLD_FIELD(kInt32, window_right),
-    ATTNFOLD_FIELD(kFloat, sm_scale),          ATTNFOLD_FIELD(kInt32, max_batch),
-    ATTNFOLD_FIELD(kInt32, max_qo_rows),       ATTNFOLD_FIELD(kInt32, max_kv_len),
-    ATTNFOLD_FIELD(kFloat, logits_softcap),    ATTNFOLD_FIELD(kInt32, attention_chunk),
-    ATTNFOLD_FIELD(kInt32, sink_tokens),       ATTNFOLD_FIELD(kInt32, k_scale_kind),
-    ATTNFOLD_FIELD(kInt32, v_scale_kind),      ATTNFOLD_FIELD(kInt32, v_in_k),
-    ATTNFOLD_FIELD(kInt32, sparse_block_size), ATTNFOLD_FIELD(kInt32, sparse_local_blocks),
-    ATTNFOLD_FIELD(kInt32, sparse_vertical_stride), ATTNFOLD_FIELD(kInt32, sparse_head_step)};
-#undef ATTNFOLD_FIELD
-
-int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t high) {
-  int overflow = 0;
-  const long long x = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-  if (x == -1 && PyErr_Occurred()) throw nb::python_error();
-  if (overflow || x < low || x > high) {
-    raise_value(name, std::to_string(low) + ".." + std::to_string(high), nb::str(value).c_str());
-  }
-  return x;
-}
-
-int32_t int32_of(const std::string& name, nb::handle value) {
-  return static_cast<int32_t>(
-      int_of(name, value, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
-}
-
-[[noreturn]] void raise_unknown(const std::string& name) {
-  throw nb::type_error(("unexpected argument " + name).c_str());
-}
 
 void* stream_of(nb::handle stream) {
   if (stream.is_none()) return nullptr;
@@ -74,55 +30,11 @@ const float* floats_of(const char* name, nb::handle object, int64_t count, const
   return static_cast<const float*>(a.data);
 }
 
-bool is_number(nb::handle object) { return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()); }
+bool is_number(nb::handle object) {
+  return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
+}
 
 }  // namespace
-
-void fill_problem(nb::dict fields, attnfold_problem* problem) {
-  for (const auto& [key, value] : fields) {
-    const std::string name = nb::str(key).c_str();
-    const Field* field = nullptr;
-    for (const Field& f : kProblemFields) {
-      if (name == f.name) field = &f;
-    }
-    if (!field) raise_unknown(name);
-    char* at = reinterpret_cast<char*>(problem) + field->offset;
-    if (field->kind == Kind::kFloat) {
-      const auto x = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(value))));
-      std::memcpy(at, &x, sizeof(x));
-    } else if (field->kind == Kind::kInt32) {
-      const int32_t x = int32_of(name, value);
-      std::memcpy(at, &x, sizeof(x));
-    } else {
-      const int64_t x = int_of(name, value, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
-      std::memcpy(at, &x, sizeof(x));
-    }
-  }
-}
-
-void fill_execution(nb::dict fields, attnfold_execution* execution, std::string* isa) {
-  for (const auto& [key, value] : fields) {
-    const std::string name = nb::str(key).c_str();
-    if (name == "num_threads") {
-      execution->num_threads = int32_of(name, value);
-    } else if (name == "num_workers") {
-      execution->num_workers = int32_of(name, value);
-    } else if (name == "cut_seed") {
-      execution->cut_seed = static_cast<uint64_t>(int_of(name, value, 0, std::numeric_limits<int64_t>::max()));
-    } else if (name == "isa") {
-      *isa = nb::str(value).c_str();
-      execution->isa = isa->c_str();
-    } else if (name == "prefix_use") {
-      execution->prefix_use = static_cast<attnfold_prefix_use>(int32_of(name, value));
-    } else if (name == "backend") {
-      execution->backend = static_cast<attnfold_backend>(int32_of(name, value));
-    } else if (name == "device") {
-      execution->device = int32_of(name, value);
-    } else {
-      raise_unknown(name);
-    }
-  }
-}
 
 Plan::Plan(nb::dict problem, nb::dict execution) {
   fill_problem(problem, &problem_);
@@ -144,15 +56,18 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
   Sizes sizes;
   int64_t batch = -1;
   step->arrays.reserve(16);  // pointers into converted arrays must stay
-  const auto array = [&](const char* name, nb::handle object, int ndim, int type) -> const Integers& {
+  const auto array = [&](const char* name, nb::handle object, int ndim,
+                         int type) -> const Integers& {
     step->arrays.push_back(read_integers(name, object, ndim, type, place_));
     return step->arrays.back();
   };
   // An array of `count` entries; -1: of any number.
-  const auto i32 = [&](const char* name, nb::handle object, int64_t count, int64_t* size = nullptr) {
+  const auto i32 = [&](const char* name, nb::handle object, int64_t count,
+                       int64_t* size = nullptr) {
     const Integers& x = array(name, object, 1, kInt32);
     if (count >= 0 && x.shape[0] != count) {
-      raise_value(name, "shape [" + std::to_string(count) + "]", "[" + std::to_string(x.shape[0]) + "]");
+      raise_value(name, "shape [" + std::to_string(count) + "]",
+                  "[" + std::to_string(x.shape[0]) + "]");
     }
     if (size) *size = x.shape[0];
     return x.i32();
@@ -172,7 +87,9 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
       lengths->kv_len = i32("kv_len", value, batch);
     } else if (name == "block_table") {
       const Integers& x = array("block_table", value, 2, kInt32);
-      if (x.shape[0] < batch) raise_value(name, "at least " + std::to_string(batch) + " rows", std::to_string(x.shape[0]));
+      if (x.shape[0] < batch)
+        raise_value(name, "at least " + std::to_string(batch) + " rows",
+                    std::to_string(x.shape[0]));
       lengths->block_table = x.i32();
       lengths->block_table_stride = x.stride;
       sizes.table_width = x.shape[1];
@@ -196,7 +113,9 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
       lengths->mask_width = i32("mask_width", value, batch);
     } else if (name == "mask_indptr") {
       const Integers& x = array("mask_indptr", value, 1, kInt64);
-      if (x.shape[0] != batch + 1) raise_value(name, "shape [" + std::to_string(batch + 1) + "]", "[" + std::to_string(x.shape[0]) + "]");
+      if (x.shape[0] != batch + 1)
+        raise_value(name, "shape [" + std::to_string(batch + 1) + "]",
+                    "[" + std::to_string(x.shape[0]) + "]");
       lengths->mask_indptr = x.i64();
     } else if (name == "mask_bits") {
       const Integers& x = array("mask_bits", value, 1, kUInt8);
@@ -219,7 +138,8 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
 /** What the C interface cannot see: how long the arrays are that its offsets point into. */
 void Plan::check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) const {
   const auto at_least = [](const char* name, int64_t needed, int64_t got) {
-    if (got < needed) raise_value(name, "at least " + std::to_string(needed) + " entries", std::to_string(got));
+    if (got < needed)
+      raise_value(name, "at least " + std::to_string(needed) + " entries", std::to_string(got));
   };
   const bool paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
   const int64_t batch = lengths.batch;
@@ -228,12 +148,15 @@ void Plan::check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) cons
     for (int64_t r = 0; r < batch; ++r) longest = std::max<int64_t>(longest, lengths.kv_len[r]);
     const int64_t pages = (longest + problem_.page_size - 1) / problem_.page_size;
     if (sizes.table_width < pages) {
-      raise_value("block_table", "rows of at least " + std::to_string(pages) + " pages", std::to_string(sizes.table_width));
+      raise_value("block_table", "rows of at least " + std::to_string(pages) + " pages",
+                  std::to_string(sizes.table_width));
     }
   }
-  if (paged && lengths.kv_indptr) at_least("kv_indices", lengths.kv_indptr[batch], sizes.kv_indices);
+  if (paged && lengths.kv_indptr)
+    at_least("kv_indices", lengths.kv_indptr[batch], sizes.kv_indices);
   if (lengths.mask_indptr) at_least("mask_bits", lengths.mask_indptr[batch], sizes.mask_bits);
-  if (lengths.block_indptr) at_least("block_indices", lengths.block_indptr[batch * problem_.kv_heads], sizes.block_indices);
+  if (lengths.block_indptr)
+    at_least("block_indices", lengths.block_indptr[batch * problem_.kv_heads], sizes.block_indices);
   const int64_t groups = lengths.num_prefix_groups;
   if (groups > 0) {
     at_least("prefix_indptr", groups + 1, sizes.prefix_indptr);
@@ -261,21 +184,25 @@ void Plan::update(nb::dict given, nb::handle stream) {
   raise_if_error(status);
 }
 
-void Plan::set_kv(const char* name, nb::handle object, int64_t width, const void** data, int64_t* page, int64_t* token,
-                  int64_t* head, std::vector<nb::object>* keep) const {
+void Plan::set_kv(const char* name, nb::handle object, int64_t width, const void** data,
+                  int64_t* page, int64_t* token, int64_t* head,
+                  std::vector<nb::object>* keep) const {
   Array a = read_array(name, object);
   check_place(name, a, place_);
   check_type(name, a, problem_.kv_dtype);
   const bool head_major = problem_.kv_layout == ATTNFOLD_HND;
   const bool paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
   const int64_t tokens = paged ? problem_.page_size : -1, heads = problem_.kv_heads;
-  std::vector<int64_t> shape = head_major ? std::vector<int64_t>{heads, tokens, width} : std::vector<int64_t>{tokens, heads, width};
+  std::vector<int64_t> shape = head_major ? std::vector<int64_t>{heads, tokens, width}
+                                          : std::vector<int64_t>{tokens, heads, width};
   if (paged) shape.insert(shape.begin(), problem_.num_pages);
   check_shape(name, a, shape);
   check_rows_contiguous(name, a);
-  const int first = paged ? 1 : 0, token_axis = head_major ? first + 1 : first, head_axis = head_major ? first : first + 1;
+  const int first = paged ? 1 : 0, token_axis = head_major ? first + 1 : first,
+            head_axis = head_major ? first : first + 1;
   if (!paged && a.shape[token_axis] < kv_rows_) {
-    raise_value(name, "at least " + std::to_string(kv_rows_) + " rows", std::to_string(a.shape[token_axis]));
+    raise_value(name, "at least " + std::to_string(kv_rows_) + " rows",
+                std::to_string(a.shape[token_axis]));
   }
   *data = a.data;
   *page = paged ? stride_of(name, a, 0) : 0;
@@ -284,8 +211,9 @@ void Plan::set_kv(const char* name, nb::handle object, int64_t width, const void
   keep->push_back(std::move(a.holder));
 }
 
-void Plan::set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number, const float** data,
-                     int64_t* page, int64_t* token, int64_t* head, std::vector<nb::object>* keep) const {
+void Plan::set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number,
+                     const float** data, int64_t* page, int64_t* token, int64_t* head,
+                     std::vector<nb::object>* keep) const {
   if (object.is_none()) return;
   if (kind != ATTNFOLD_SCALE_PER_TOKEN) {
     if (is_number(object) && !place_.cuda && kind == ATTNFOLD_SCALE_PER_TENSOR) {
@@ -293,26 +221,56 @@ void Plan::set_scale(const char* name, nb::handle object, attnfold_scale_kind ki
       *data = number;
       return;
     }
-    *data = floats_of(name, object, kind == ATTNFOLD_SCALE_PER_HEAD ? problem_.kv_heads : 1, place_, keep);
+    *data = floats_of(name, object, kind == ATTNFOLD_SCALE_PER_HEAD ? problem_.kv_heads : 1, place_,
+                      keep);
     return;
   }
   Array a = read_array(name, object);
   check_place(name, a, place_);
   check_type(name, a, ATTNFOLD_F32);
-  const bool head_major = problem_.kv_layout == ATTNFOLD_HND, paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
+  const bool head_major = problem_.kv_layout == ATTNFOLD_HND,
+             paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
   const int64_t tokens = paged ? problem_.page_size : -1, heads = problem_.kv_heads;
-  std::vector<int64_t> shape = head_major ? std::vector<int64_t>{heads, tokens} : std::vector<int64_t>{tokens, heads};
+  std::vector<int64_t> shape =
+      head_major ? std::vector<int64_t>{heads, tokens} : std::vector<int64_t>{tokens, heads};
   if (paged) shape.insert(shape.begin(), problem_.num_pages);
   check_shape(name, a, shape);
   const int first = paged ? 1 : 0, token_axis = head_major ? first + 1 : first;
   if (!paged && a.shape[token_axis] < kv_rows_) {
-    raise_value(name, "at least " + std::to_string(kv_rows_) + " rows", std::to_string(a.shape[token_axis]));
+    raise_value(name, "at least " + std::to_string(kv_rows_) + " rows",
+                std::to_string(a.shape[token_axis]));
   }
   *data = static_cast<const float*>(a.data);
   *page = paged ? stride_of(name, a, 0) : 0;
   *token = stride_of(name, a, token_axis);
   *head = stride_of(name, a, head_major ? first : first + 1);
   keep->push_back(std::move(a.holder));
+}
+
+void Plan::set_outputs(nb::handle o, nb::handle lse, int64_t rows, attnfold_tensors* tensors,
+                       std::vector<nb::object>* keep) const {
+  const attnfold_problem& p = problem_;
+  attnfold_tensors& t = *tensors;
+  Array a = read_array("o", o, Access::kWrite);
+  check_place("o", a, place_);
+  check_type("o", a, p.o_dtype);
+  check_shape("o", a, {rows, p.qo_heads, p.head_dim_vo});
+  check_rows_contiguous("o", a);
+  t.o = a.data;
+  t.o_stride_row = stride_of("o", a, 0);
+  t.o_stride_head = stride_of("o", a, 1);
+  keep->push_back(std::move(a.holder));
+
+  if (!lse.is_none()) {
+    a = read_array("lse", lse, Access::kWrite);
+    check_place("lse", a, place_);
+    check_type("lse", a, ATTNFOLD_F32);
+    check_shape("lse", a, {rows, p.qo_heads});
+    t.lse = static_cast<float*>(a.data);
+    t.lse_stride_row = stride_of("lse", a, 0);
+    t.lse_stride_head = stride_of("lse", a, 1);
+    keep->push_back(std::move(a.holder));
+  }
 }
 
 Plan::Workspace Plan::take_workspace() {
@@ -330,9 +288,9 @@ Plan::Workspace Plan::take_workspace() {
   return {static_cast<std::byte*>(memory), std::free};
 }
 
-void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle alibi_slopes,
-               nb::handle sink_logits, nb::handle k_scale, nb::handle v_scale, nb::handle o_scale, nb::handle workspace,
-               nb::handle stream) {
+void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
+               nb::handle alibi_slopes, nb::handle sink_logits, nb::handle k_scale,
+               nb::handle v_scale, nb::handle o_scale, nb::handle workspace, nb::handle stream) {
   const attnfold_problem& p = problem_;
   attnfold_tensors t = ATTNFOLD_TENSORS_INIT;
   std::vector<nb::object> keep;
@@ -354,31 +312,13 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
   set_kv("k", k, p.head_dim_qk, &t.k, &t.k_stride_page, &t.k_stride_token, &t.k_stride_head, &keep);
   if (!v.is_none()) {
     if (p.v_in_k) raise_value("v", "None (v_in_k)", "an array");
-    set_kv("v", v, p.head_dim_vo, &t.v, &t.v_stride_page, &t.v_stride_token, &t.v_stride_head, &keep);
+    set_kv("v", v, p.head_dim_vo, &t.v, &t.v_stride_page, &t.v_stride_token, &t.v_stride_head,
+           &keep);
   } else if (!p.v_in_k) {
     raise_value("v", "an array", "None");
   }
 
-  a = read_array("o", o, Access::kWrite);
-  check_place("o", a, place_);
-  check_type("o", a, p.o_dtype);
-  check_shape("o", a, {rows, p.qo_heads, p.head_dim_vo});
-  check_rows_contiguous("o", a);
-  t.o = a.data;
-  t.o_stride_row = stride_of("o", a, 0);
-  t.o_stride_head = stride_of("o", a, 1);
-  keep.push_back(std::move(a.holder));
-
-  if (!lse.is_none()) {
-    a = read_array("lse", lse, Access::kWrite);
-    check_place("lse", a, place_);
-    check_type("lse", a, ATTNFOLD_F32);
-    check_shape("lse", a, {rows, p.qo_heads});
-    t.lse = static_cast<float*>(a.data);
-    t.lse_stride_row = stride_of("lse", a, 0);
-    t.lse_stride_head = stride_of("lse", a, 1);
-    keep.push_back(std::move(a.holder));
-  }
+  set_outputs(o, lse, rows, &t, &keep);
   t.alibi_slopes = floats_of("alibi_slopes", alibi_slopes, p.qo_heads, place_, &keep);
   t.sink_logits = floats_of("sink_logits", sink_logits, p.qo_heads, place_, &keep);
   set_scale("k_scale", k_scale, p.k_scale_kind, &numbers[0], &t.k_scale, &t.k_scale_stride_page,
@@ -415,8 +355,8 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
       const std::shared_lock lock(schedule_);
       updated = version != version_;  // by another thread, since the shapes were checked
       if (!updated) {
-        status = attnfold_plan_run(plan_, &t, given ? given : own.get(), given ? given_bytes : workspace_bytes(),
-                                   cuda_stream);
+        status = attnfold_plan_run(plan_, &t, given ? given : own.get(),
+                                   given ? given_bytes : workspace_bytes(), cuda_stream);
       }
     }
     if (own) {
@@ -450,27 +390,6 @@ nb::dict Plan::report() const {
   d["num_prefix_groups"] = r.num_prefix_groups;
   d["num_shared_leaves"] = r.num_shared_leaves;
   d["saved_kv_bytes"] = r.saved_kv_bytes;
-  return d;
-}
-
-nb::dict Plan::problem() const {
-  nb::dict d;
-  for (const Field& f : kProblemFields) {
-    const char* at = reinterpret_cast<const char*>(&problem_) + f.offset;
-    if (f.kind == Kind::kFloat) {
-      float x;
-      std::memcpy(&x, at, sizeof(x));
-      d[f.name] = x;
-    } else if (f.kind == Kind::kInt32) {
-      int32_t x;
-      std::memcpy(&x, at, sizeof(x));
-      d[f.name] = x;
-    } else {
-      int64_t x;
-      std::memcpy(&x, at, sizeof(x));
-      d[f.name] = x;
-    }
-  }
   return d;
 }
 

@@ -1,4 +1,5 @@
-// A plan with what its last update has to keep alive, and with workspaces for the threads that run it.
+// A plan with what its last update has to keep alive, and with workspaces for the threads that run
+// it.
 #ifndef ATTNFOLD_PYTHON_PLAN_H_
 #define ATTNFOLD_PYTHON_PLAN_H_
 
@@ -10,12 +11,9 @@
 #include <vector>
 
 #include "arrays.h"
+#include "fields.h"
 
 namespace attnfold::python {
-
-/** Sets fields of a problem or an execution by name; raises TypeError for a name that they do not have. */
-void fill_problem(nb::dict fields, attnfold_problem* problem);
-void fill_execution(nb::dict fields, attnfold_execution* execution, std::string* isa);
 
 class Plan {
  public:
@@ -25,15 +23,15 @@ class Plan {
   Plan& operator=(const Plan&) = delete;
 
   void update(nb::dict lengths, nb::handle stream);
-  void run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle alibi_slopes,
-           nb::handle sink_logits, nb::handle k_scale, nb::handle v_scale, nb::handle o_scale, nb::handle workspace,
-           nb::handle stream);
+  void run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
+           nb::handle alibi_slopes, nb::handle sink_logits, nb::handle k_scale, nb::handle v_scale,
+           nb::handle o_scale, nb::handle workspace, nb::handle stream);
 
   size_t workspace_bytes() const { return attnfold_plan_workspace_bytes(plan_); }
   const char* kernel() const { return attnfold_plan_kernel(plan_); }
   const char* numerics_id() const { return attnfold_plan_numerics_id(plan_); }
   nb::dict report() const;
-  nb::dict problem() const;
+  nb::dict problem() const { return fields_of(problem_); }
   bool cuda() const { return place_.cuda; }
   int device() const { return place_.device; }
 
@@ -43,26 +41,31 @@ class Plan {
     int64_t qo_rows = -1, kv_rows = 0;
   };
   struct Sizes {
-    int64_t table_width = 0, kv_indices = 0, mask_bits = 0, block_indices = 0, prefix_indptr = 0, prefix_requests = 0;
+    int64_t table_width = 0, kv_indices = 0, mask_bits = 0, block_indices = 0, prefix_indptr = 0,
+            prefix_requests = 0;
   };
   using Workspace = std::unique_ptr<std::byte, void (*)(void*)>;
 
   void read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) const;
   void check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) const;
-  void set_kv(const char* name, nb::handle object, int64_t width, const void** data, int64_t* page, int64_t* token,
-              int64_t* head, std::vector<nb::object>* keep) const;
-  void set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number, const float** data,
-                 int64_t* page, int64_t* token, int64_t* head, std::vector<nb::object>* keep) const;
+  void set_kv(const char* name, nb::handle object, int64_t width, const void** data, int64_t* page,
+              int64_t* token, int64_t* head, std::vector<nb::object>* keep) const;
+  void set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number,
+                 const float** data, int64_t* page, int64_t* token, int64_t* head,
+                 std::vector<nb::object>* keep) const;
+  void set_outputs(nb::handle o, nb::handle lse, int64_t rows, attnfold_tensors* tensors,
+                   std::vector<nb::object>* keep) const;
   Workspace take_workspace();
 
   attnfold_problem problem_ = ATTNFOLD_PROBLEM_INIT;
   attnfold_plan* plan_ = nullptr;
   Place place_;
-  std::vector<Integers> arrays_;               // those of the last update
-  std::atomic<int64_t> qo_rows_{-1};           // of q; -1: only the device knows
-  std::atomic<int64_t> kv_rows_{0};            // that ragged k and v need
-  std::atomic<uint64_t> version_{0};           // of the schedule
-  std::shared_mutex schedule_;  // an update waits for runs, and they for it; taken without the GIL only
+  std::vector<Integers> arrays_;      // those of the last update
+  std::atomic<int64_t> qo_rows_{-1};  // of q; -1: only the device knows
+  std::atomic<int64_t> kv_rows_{0};   // that ragged k and v need
+  std::atomic<uint64_t> version_{0};  // of the schedule
+  std::shared_mutex
+      schedule_;  // an update waits for runs, and they for it; taken without the GIL only
   std::mutex workspaces_mutex_;
   std::vector<Workspace> workspaces_;
 };

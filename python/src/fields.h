@@ -1,0 +1,27 @@
+// The fields of a problem and of an execution, by name.
+#ifndef ATTNFOLD_PYTHON_FIELDS_H_
+#define ATTNFOLD_PYTHON_FIELDS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "arrays.h"
+
+namespace attnfold::python {
+
+/** A Python int; raises ValueError outside of low..high. */
+int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t high);
+int32_t int32_of(const std::string& name, nb::handle value);
+
+/** Raises a TypeError. */
+[[noreturn]] void raise_unknown(const std::string& name);
+
+/** Sets fields by name; raises TypeError for a name that there is not. */
+void fill_problem(nb::dict fields, attnfold_problem* problem);
+void fill_execution(nb::dict fields, attnfold_execution* execution, std::string* isa);
+
+nb::dict fields_of(const attnfold_problem& problem);
+
+}  // namespace attnfold::python
+
+#endif  // ATTNFOLD_PYTHON_FIELDS_H_

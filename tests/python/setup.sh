@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# setup.sh PYTHON CMAKE SOURCE_DIR BUILD_DIR WORK_DIR [SUITE]
+#
+# Makes WORK_DIR/venv-SUITE with what requirements-SUITE.txt names and with attnfold, installed by `pip install .` on top
+# of the library that BUILD_DIR has built; suite `source` lets pip build the library too.  Packages come from the
+# registry that pip is set up for, through uv, which keeps what it downloaded.
+set -euo pipefail
+python=$1 cmake=$2 source=$3 build=$4 work=$5 suite=${6-default}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$work/venv-$suite
+
+mkdir -p "$work"
+if [ ! -x "$work/uv/bin/uv" ]; then
+  "$python" -m venv --clear "$work/uv"
+  "$work/uv/bin/pip" install --quiet uv
+fi
+uv=$work/uv/bin/uv
+[ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
+install=("$uv" pip install --quiet --python "$venv/bin/python")
+overrides=()
+if [ -f "$here/overrides-$suite.txt" ]; then overrides=(--override "$here/overrides-$suite.txt"); fi
+"${install[@]}" "${overrides[@]}" -r "$here/requirements-$suite.txt"
+
+settings=(--config-setting "build-dir=$work/module-$suite")
+if [ "$suite" != source ]; then
+  "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+  settings+=(--config-setting "cmake.define.attnfold_ROOT=$work/prefix")
+fi
+"${install[@]}" --reinstall-package attnfold "${settings[@]}" "$source"
+cd "$work"
+"$venv/bin/python" -c 'import attnfold; print("attnfold", attnfold.__version__, attnfold.__file__)'

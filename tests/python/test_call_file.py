@@ -1,0 +1,77 @@
+"""Call files: what Python writes, the command reads; what was recorded, Python answers."""
+
+import os
+import pathlib
+import subprocess
+
+import attnfold.call_file
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from reference import Batch, causal, check
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+COMMAND = os.environ.get("ATTNFOLD_COMMAND")
+
+
+def metadata(b):
+    return dict(mask="causal", sm_scale=b.head_dim**-0.5, page_size=b.page_size, kv_layout=b.layout, origin="a test")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_the_command_verifies_what_was_saved(rng, tmp_path, dtype):
+    b = Batch(rng, dtype=dtype)
+    plan = b.plan()
+    b.update(plan)
+    o, lse = plan.run(b.q, b.k_cache, b.v_cache, return_lse=True)
+    tensors = dict(q=b.q, qo_indptr=b.qo_indptr, k_cache=b.k_cache, v_cache=b.v_cache, block_table=b.block_table,
+                   kv_len=b.kv_len, o=o, lse=lse)  # fmt: skip
+    attnfold.call_file.save(tmp_path / "call.safetensors", tensors, metadata(b))
+    back, text = attnfold.call_file.load(tmp_path / "call.safetensors")
+    assert all(back[n].tobytes() == x.tobytes() and back[n].dtype == x.dtype for n, x in tensors.items())
+    assert np.float32(text["sm_scale"]) == np.float32(b.head_dim**-0.5)
+    if COMMAND:
+        done = subprocess.run([COMMAND, "verify", str(tmp_path / "call.safetensors")], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        tensors["o"] = (o.astype(np.float32) + 0.1).astype(dtype)
+        attnfold.call_file.save(tmp_path / "wrong.safetensors", tensors, metadata(b))
+        assert subprocess.run([COMMAND, "verify", str(tmp_path / "wrong.safetensors")], capture_output=True).returncode == 1
+
+
+def test_tensors_of_torch_are_saved_with_their_bits(tmp_path):
+    q = torch.randn(1, 2, 64).to(torch.bfloat16)
+    attnfold.call_file.save(tmp_path / "call.safetensors", dict(q=q[:, ::1]), {})
+    tensors, _ = attnfold.call_file.load(tmp_path / "call.safetensors")
+    assert tensors["q"].view(np.uint16).tobytes() == q.view(torch.int16).numpy().tobytes()
+    with pytest.raises(ValueError, match="q: expected a type of call files"):
+        attnfold.call_file.save(tmp_path / "call.safetensors", dict(q=q.double()), {})
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.safetensors")), ids=lambda p: p.stem)
+def test_recorded_calls_are_answered(path):
+    t, text = attnfold.call_file.load(path)
+    layout = text["kv_layout"]
+    pool = t["k_cache"] if layout == "NHD" else t["k_cache"].swapaxes(1, 2)
+    num_pages, page_size, kv_heads, head_dim = pool.shape
+    plan = attnfold.create(
+        qo_heads=t["q"].shape[1], kv_heads=kv_heads, head_dim=head_dim, dtype=t["q"].dtype, kv_layout=layout,
+        page_size=page_size, num_pages=num_pages, mask=text["mask"], sm_scale=float(text["sm_scale"]),
+        max_batch=len(t["kv_len"]), max_qo_rows=len(t["q"]), max_kv_len=int(t["kv_len"].max()),
+    )  # fmt: skip
+    plan.update(t["qo_indptr"], t["kv_len"], t["block_table"])
+    o, lse = plan.run(t["q"], t["k_cache"], t["v_cache"], return_lse=True)
+    for r, n in enumerate(t["kv_len"]):
+        rows = slice(*t["qo_indptr"][r : r + 2])
+        if rows.start == rows.stop:
+            continue
+        at = np.arange(n)
+        slot = t["block_table"][r, at // page_size], at % page_size
+        v = (t["v_cache"] if layout == "NHD" else t["v_cache"].swapaxes(1, 2))[slot]
+        check(o[rows], lse[rows], t["q"][rows], pool[slot], v, causal(rows.stop - rows.start, n), float(text["sm_scale"]))
+
+
+def test_a_file_of_something_else_is_an_error(tmp_path):
+    (tmp_path / "x").write_bytes(b"\0" * 20)
+    with pytest.raises(ValueError, match="expected a safetensors header"):
+        attnfold.call_file.load(tmp_path / "x")
