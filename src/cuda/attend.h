@@ -23,11 +23,12 @@ struct AttendArgs {
   float* states;  // [states, kv_heads, set_rows, head_dim_vo + 4]: o, then m, l and two unused
 };
 
-/** A block of the second kernel (cuda/fold_states.cuh) has warps_per_row warps for each of its
- * rows. */
+/** In the second kernel (cuda/fold_states.cuh), 2^log_lanes lanes fold a super-chunk; a task is a
+ * block's or a warp's. */
 struct FoldArgs {
   AttendArgs attend;
-  int32_t warps_per_row;
+  int32_t log_lanes;
+  bool whole_block;
 };
 
 /** Floats of one row of a state.  States lie close together: the fewer pages of memory they touch,

@@ -44,9 +44,15 @@ __device__ __forceinline__ void init_shared(uint32_t shared, int32_t head_dim) {
   __syncthreads();
 }
 
+// Before CUDA 12.4 the compiler cannot be told a number of registers.
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 4)
+#define ATTNFOLD_BOUNDS(Shape) __maxnreg__(Shape::kRegisters)
+#else
+#define ATTNFOLD_BOUNDS(Shape) __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm)
+#endif
+
 template <class Shape, class T>
-__global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm)
-    attend_small(const __grid_constant__ AttendArgs a) {
+__global__ void ATTNFOLD_BOUNDS(Shape) attend_small(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
   init_shared<Shape>(shared, a.problem.head_dim_vo);
@@ -55,11 +61,11 @@ __global__ void __launch_bounds__(kBlockThreads, Shape::kBlocksPerSm)
   const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps),
             lane = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x < kGroupThreads) {
-    if constexpr (Shape::kBlocksPerSm == 2) give_registers<80>();
+    if constexpr (Shape::kBlocksPerSm == 2) give_registers<Shape::kLoaderRegisters>();
     load_range<Shape>(a, shared, range, kv_head, warp, lane);
     write_empty_rows<T>(a, static_cast<int>(threadIdx.x));
   } else {
-    if constexpr (Shape::kBlocksPerSm == 2) take_registers<176>();
+    if constexpr (Shape::kBlocksPerSm == 2) take_registers<Shape::kMatrixRegisters>();
     MatrixWarp<Shape, T>(a, shared, range, kv_head, warp, lane).run();
   }
 }

@@ -210,11 +210,18 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
 /** Loads every kernel that a step may use, so that neither update nor run does. */
 Status CudaPlan::load_kernels() {
   ATTNFOLD_RETURN_IF_CUDA_ERROR(load_plan_kernel());
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(small_.attend,
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     static_cast<int>(small_.shared_bytes)));
+  const auto set = [](const void* kernel, cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(kernel, attribute, value);
+  };
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(set(small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(small_.shared_bytes)));
+  // An SM holds blocks of both kernels at once only if they divide its memory alike.
+  for (const void* kernel : {small_.attend, kernels_.fold.fold}) {
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared));
+  }
   cudaFuncAttributes attributes;
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold.fold));
   return {};
 }
 
@@ -239,28 +246,26 @@ Status CudaPlan::check_updated() const {
   return invalid("plan", "a successful attnfold_plan_update before", "none");
 }
 
-/** Launches the second kernel, for at most `shared` row sets. */
+/** Launches the second kernel, for at most `shared` row sets: so narrow tasks, and so many warps to
+ * each, as find room at once. */
 Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared,
                              cudaLaunchConfig_t config) const {
-  // As many warps to a row as it may have super-chunks, as long as all warps find room at once.
-  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows,
-                warps = num_sms_ * 2 * kernels_.fold_warps;
-  const int64_t max_chunks = max_leaves() / kSuperChunk + 1;
-  FoldArgs fold{args, 1};
-  while (fold.warps_per_row < kernels_.fold_warps && fold.warps_per_row < max_chunks &&
-         2 * rows * fold.warps_per_row <= warps) {
-    fold.warps_per_row *= 2;
-  }
-  const int32_t rows_per_block = kernels_.fold_warps / fold.warps_per_row;
-  const int32_t row_groups = (shape_.set_rows + rows_per_block - 1) / rows_per_block;
-  const int32_t slices = (problem_.head_dim_vo + kernels_.fold_width - 1) / kernels_.fold_width;
-  config.gridDim =
-      dim3(static_cast<unsigned>(shared), static_cast<unsigned>(problem_.kv_heads * row_groups),
-           static_cast<unsigned>(slices));
-  config.blockDim = dim3(static_cast<unsigned>(kernels_.fold_warps * 32));
+  const FoldKernel& kernel = kernels_.fold;
+  const int64_t rows = shared * problem_.kv_heads * shape_.set_rows, warps = kernel.threads / 32;
+  const int64_t max_blocks = int64_t{num_sms_} * 4;
+  FoldArgs fold{args, 3, false};
+  const auto tasks = [&] {
+    return rows * ((problem_.head_dim_vo - 1) / (4 << fold.log_lanes) + 1);
+  };
+  const int64_t max_chunks = max_leaves() / kSuperChunk + 2;
+  fold.whole_block = max_chunks > 32 >> fold.log_lanes && tasks() <= num_sms_;
+  while (fold.log_lanes < 5 && tasks() > max_blocks * warps) ++fold.log_lanes;
+  const int64_t blocks = fold.whole_block ? tasks() : (tasks() + warps - 1) / warps;
+  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, max_blocks)));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace);
   void* parameters[] = {&fold};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernels_.fold, parameters));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel.fold, parameters));
   return {};
 }
 
@@ -307,10 +312,12 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   void* parameters[] = {&args};
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, small_.attend, parameters));
-  const int64_t sets = std::min<int64_t>(schedule_.max_sets,
-                                         lengths_.batch + static_cast<int64_t>(given_.max_qo_rows) *
-                                                              shape_.group_size / shape_.set_rows);
-  const int64_t shared = std::min<int64_t>(shape_.num_ranges - 1, sets);
+  // Where a token is a row set of its own, no request's last set is a part of one.
+  const int64_t token_rows = static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size;
+  const int64_t sets = shape_.group_size == shape_.set_rows
+                           ? given_.max_qo_rows
+                           : lengths_.batch + token_rows / shape_.set_rows;
+  const int64_t shared = std::min<int64_t>({shape_.num_ranges - 1, sets, schedule_.max_sets});
   if (shared == 0) return {};
   return launch_fold(args, shared, config);
 }

@@ -24,12 +24,17 @@ struct SmallKernel {
   const void* attend;
 };
 
+/** One instantiation of fold_states. */
+struct FoldKernel {
+  int32_t threads;
+  const void* fold;
+};
+
 /** The kernels of one 16-bit type. */
 struct KernelList {
   const SmallKernel* small;
   int32_t num_small;
-  int32_t fold_warps, fold_width;  // of a block of fold_states: its warps, and elements of o
-  const void* fold;
+  FoldKernel fold;
 };
 
 KernelList kernels_bf16();

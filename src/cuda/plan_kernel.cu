@@ -58,25 +58,27 @@ __device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a) {
   return before;
 }
 
-/** The best alignment of cuts that keeps ranges even. */
-__device__ __forceinline__ int32_t choose_alignment(const PlanArgs& a, CutRule rule) {
-  const int32_t allowed = largest_share_allowed(rule.leaves, rule.num_ranges);
-  for (rule.align = kSuperChunk; rule.align > 1; rule.align /= 2) {
+/** The first rule of cuts that keeps ranges even. */
+__device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCounts& n) {
+  CutRule rule{};
+  for (int index = 0; index < kCutRules; ++index) {
+    rule = cut_rule(a.schedule.sets, n, a.shape, index);
+    if (rule.num_ranges == 0) continue;
+    const int32_t allowed = largest_share_allowed(rule);
     bool uneven = false;
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < rule.num_ranges; i += kPlanThreads) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads) {
       uneven = uneven || cut_at(rule, i + 1) - cut_at(rule, i) > allowed;
     }
     if (!__syncthreads_or(uneven)) break;
   }
-  return rule.align;
+  return rule;
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constant__ PlanArgs a) {
   using Scan = cub::BlockScan<int32_t, kPlanThreads>;
   __shared__ typename Scan::TempStorage storage;
   const RangeCounts n = place_sets(a);
-  CutRule rule{a.schedule.sets, n.sets, n.leaves, a.shape.num_ranges, 1, a.shape.cut_seed};
-  rule.align = choose_alignment(a, rule);
+  const CutRule rule = choose_cuts(a, n);
   int32_t num_shared = 0, num_states = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
     const int32_t i = base + static_cast<int32_t>(threadIdx.x);

@@ -47,6 +47,30 @@ __device__ __forceinline__ T load_from_l2(const T* from) {
   return r.value;
 }
 
+/** From L2, or zeros if not `valid`, and then nothing is read.  Never a branch: loads that follow
+ * each other are on their way together. */
+__device__ __forceinline__ float4 load_or_zeros(const float4* from, bool valid) {
+  float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.u32 valid, %5, 0;\n"
+      "@valid ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];\n}"
+      : "+f"(r.x), "+f"(r.y), "+f"(r.z), "+f"(r.w)
+      : "l"(from), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+  return r;
+}
+
+__device__ __forceinline__ float2 load_or_zeros(const float2* from, bool valid) {
+  float2 r = make_float2(0.0f, 0.0f);
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.u32 valid, %3, 0;\n@valid ld.global.cg.v2.f32 {%0,%1}, "
+      "[%2];\n}"
+      : "+f"(r.x), "+f"(r.y)
+      : "l"(from), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+  return r;
+}
+
 // ------------------------------------------------------------------------------------------------
 // copies into shared memory
 
@@ -60,6 +84,15 @@ __device__ __forceinline__ void copy_16_or_zeros(uint32_t to, const void* from, 
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
+}
+
+/** Ends a group of this thread's copies. */
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+
+/** Waits until at most `kGroups` of this thread's groups of copies are on their way. */
+template <int kGroups>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 /** Brings a line from memory to L2. */

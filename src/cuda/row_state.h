@@ -25,22 +25,27 @@ __device__ __forceinline__ float fold_sink(float logit, float* m, float* l) {
   return step.scale;
 }
 
-/** What turns a finished row's accumulated o into its output, and its lse. */
+/** A finished row: what its accumulated o is multiplied by, and its lse, which few lanes need. */
 struct RowEnd {
-  float factor, lse;
+  float factor;
+  float m, l, sink;  // with the sink logit in m and l, unless the row is empty
+
+  __device__ __forceinline__ float lse() const { return m == kEmpty ? sink : lse_of(m, l); }
 };
 
 __device__ __forceinline__ RowEnd finish_row(const AttendArgs& a, int32_t head, float m, float l) {
   const float* sinks = a.tensors.sink_logits;
   const float sink = sinks ? sinks[head] : kEmpty;
-  if (m == kEmpty) return {0.0f, sink};
+  if (m == kEmpty) return {0.0f, kEmpty, 0.0f, sink};
   const float scale = sink != kEmpty ? fold_sink(sink, &m, &l) : 1.0f;
-  return {scale * (1.0f / divisor_of(l)), lse_of(m, l)};
+  return {scale * (1.0f / divisor_of(l)), m, l, sink};
 }
 
-__device__ __forceinline__ void write_lse(const AttendArgs& a, const RowPlace& at, float lse) {
+__device__ __forceinline__ void write_lse(const AttendArgs& a, const RowPlace& at,
+                                          const RowEnd& end) {
   if (!a.tensors.lse) return;
-  a.tensors.lse[at.token * a.tensors.lse_stride_row + at.head * a.tensors.lse_stride_head] = lse;
+  a.tensors.lse[at.token * a.tensors.lse_stride_row + at.head * a.tensors.lse_stride_head] =
+      end.lse();
 }
 
 /** Element offset of a row in o. */

@@ -21,8 +21,9 @@ KernelList ATTNFOLD_KERNELS() {
   static const SmallKernel small[] = {small_kernel<64, 1>(),  small_kernel<64, 2>(),
                                       small_kernel<128, 1>(), small_kernel<128, 2>(),
                                       small_kernel<256, 1>(), small_kernel<256, 2>()};
-  return {small, sizeof(small) / sizeof(*small), kFoldWarps, 32 * kPerLane,
-          reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT>)};
+  return {small,
+          sizeof(small) / sizeof(*small),
+          {kFoldThreads, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT>)}};
 }
 
 }  // namespace attnfold::cuda

@@ -66,8 +66,7 @@ class KeyCopier {
         full_width(a.problem.head_dim_vo == Shape::kDim) {
     k = kept(a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16);
     v = kept(a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16);
-#pragma unroll
-    for (int i = 0; i < kPhases; ++i) offset[i] = chunk_offset<Shape::kPitch>(first_row + i, chunk);
+    first = chunk_offset<Shape::kPitch>(first_row, chunk);
   }
 
   __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source,
@@ -82,7 +81,7 @@ class KeyCopier {
  private:
   static constexpr int kGroupLanes = Shape::kPitch / 16 < 32 ? Shape::kPitch / 16 : 32;
   static constexpr int kSteps = kWarpKeys / (32 / kGroupLanes);
-  static constexpr int kPhases = 8;  // after 8 rows the exchange of chunks repeats
+  static_assert(kSteps % 8 == 0);  // the exchange of chunks begins anew at first_row
 
   __device__ __forceinline__ void copy(const char* base, const KvSteps& steps,
                                        const KeySource& source, uint32_t stage) const {
@@ -91,13 +90,11 @@ class KeyCopier {
                            static_cast<uint32_t>(source.token) * steps.token;
     const uint32_t seen = __ballot_sync(~0u, source.seen);
     if (seen == ~0u && full_width) {
-      uint32_t to[kPhases];
+      const uint32_t to = stage + first;
 #pragma unroll
-      for (int i = 0; i < kPhases; ++i) to[i] = stage + offset[i];
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kSteps; ++i) {  // chunk_offset(first_row + i, chunk): stages are aligned
         const uint32_t at = __shfl_sync(~0u, place, i, kSteps);
-        copy_16(to[i % kPhases] + i / kPhases * (8 * Shape::kPitch),
+        copy_16((to ^ (i % 8 << 4)) + i * Shape::kPitch,
                 base + static_cast<uint64_t>(at) * steps.unit_bytes);
       }
       return;
@@ -115,7 +112,7 @@ class KeyCopier {
   const int chunk, first_row;
   const bool inside, full_width;  // this lane's chunk lies in the head dim; all lanes' do
   const char *k, *v;
-  uint32_t offset[kPhases];
+  uint32_t first;  // offset of the lane's first 16 bytes
 };
 
 /** Copies a loader warp's share of the rows of q of a row set; rows that it lacks become 0. */
@@ -189,7 +186,7 @@ __device__ __forceinline__ void write_empty_rows(const AttendArgs& a, int thread
       const int64_t o = o_offset(a, at);
       for (int d = 2 * thread; d < a.problem.head_dim_vo; d += 2 * kGroupThreads)
         write_pair<T>(a, o + d, 0.0f, 0.0f);
-      if (thread == 0) write_lse(a, at, finish_row(a, at.head, kEmpty, 0.0f).lse);
+      if (thread == 0) write_lse(a, at, finish_row(a, at.head, kEmpty, 0.0f));
     }
   }
 }

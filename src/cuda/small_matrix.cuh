@@ -229,17 +229,25 @@ class MatrixWarp {
     }
     q_ring.next();
     const int32_t group = a.shape.group_size;
-#pragma unroll
-    for (int h = 0; h < kTiles; ++h) {
-      const int32_t r_h = row_of_tile(h) < set.num_rows ? row_of_tile(h) : set.num_rows - 1;
-      token[h] = (set.row_begin + r_h) / group;
-      seen[h] = keys_of_token(a, set.position, set.kv_len, token[h]);
-    }
     first_token = set.row_begin / group;
     last_token = (set.row_begin + set.num_rows - 1) / group;
     const VisibleKeys first = keys_of_token(a, set.position, set.kv_len, first_token);
-    const VisibleKeys last = keys_of_token(a, set.position, set.kv_len, last_token);
-    all_see = {first.sink < last.sink ? first.sink : last.sink, last.begin, first.end};
+    all_see = first;
+#pragma unroll
+    for (int h = 0; h < kTiles; ++h) {
+      token[h] = first_token;
+      seen[h] = first;
+    }
+    if (first_token < last_token) {
+#pragma unroll
+      for (int h = 0; h < kTiles; ++h) {
+        const int32_t r_h = row_of_tile(h) < set.num_rows ? row_of_tile(h) : set.num_rows - 1;
+        token[h] = (set.row_begin + r_h) / group;
+        seen[h] = keys_of_token(a, set.position, set.kv_len, token[h]);
+      }
+      const VisibleKeys last = keys_of_token(a, set.position, set.kv_len, last_token);
+      all_see = {first.sink < last.sink ? first.sink : last.sink, last.begin, first.end};
+    }
     num_rows = set.num_rows;
   }
 
@@ -439,7 +447,8 @@ class MatrixWarp {
                  make_float2(state.o[t][2 * h], state.o[t][2 * h + 1]));
       }
       if (warp == 0 && lane % 4 == 0)
-        __stcg(reinterpret_cast<float2*>(o + width), make_float2(state.m[h], state.l[h]));
+        __stcg(reinterpret_cast<float4*>(o + width),
+               make_float4(state.m[h], state.l[h], 0.0f, 0.0f));
     }
   }
 
@@ -457,7 +466,7 @@ class MatrixWarp {
           write_pair<T>(a, o + element(t), total.o[t][2 * h] * end.factor,
                         total.o[t][2 * h + 1] * end.factor);
       }
-      if (warp == 0 && lane % 4 == 0) write_lse(a, at, end.lse);
+      if (warp == 0 && lane % 4 == 0) write_lse(a, at, end);
     }
   }
 

@@ -33,6 +33,13 @@ struct SmallShape {
       kDim == 64 ? 6 : 3;  // leaves of K or V in shared memory: K, V, K, V, ..
   static constexpr int kStagesQ = kStages / 2 + 1;  // a loader is at most that many row sets ahead
   static constexpr int kBlocksPerSm = kDim == 256 ? 1 : 2;
+  // 112 registers a thread at launch: two blocks leave room on the SM for one of fold_states.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  static constexpr int kRegisters = kBlocksPerSm == 2 ? 112 : 255;
+#else
+  static constexpr int kRegisters = kBlocksPerSm == 2 ? 128 : 255;
+#endif
+  static constexpr int kLoaderRegisters = 72, kMatrixRegisters = 152;  // their mean is 112
   static constexpr int kTilesO =
       kDim / kGroupWarps / 8;                    // tiles of 8 elements that a matrix warp makes
   static constexpr int kTilesS = kWarpKeys / 8;  // tiles of 8 keys

@@ -202,7 +202,10 @@ ATTNFOLD_HD inline int32_t range_at(const RangePlace* places, int32_t num_ranges
 /** Where ranges may begin: at multiples of `align` leaves of a request, and at row sets' ends. */
 struct CutRule {
   const RowSet* sets;
-  int32_t num_sets, leaves, num_ranges, align;
+  int32_t num_sets, leaves;
+  int32_t num_ranges;
+  int32_t spread;  // 2: every second range is empty, and num_ranges are not
+  int32_t align;
   uint64_t seed;
 };
 
@@ -213,8 +216,9 @@ ATTNFOLD_HD inline uint64_t mix_bits(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-/** Where range `i` begins; never falls as i grows.  cut_at(num_ranges) is the end of the line. */
+/** Where range `i` begins; never falls as i grows, up to the end of the line. */
 ATTNFOLD_HD_LARGE inline int32_t cut_at(const CutRule& rule, int32_t i) {
+  i = (i + rule.spread - 1) / rule.spread;
   if (i <= 0) return 0;
   if (i >= rule.num_ranges) return rule.leaves;
   const int32_t even =
@@ -235,15 +239,38 @@ ATTNFOLD_HD_LARGE inline int32_t cut_at(const CutRule& rule, int32_t i) {
   return s.start + (number - low <= high - number ? low : high);
 }
 
-/** Leaves that the largest range may have beside an even share: 4 percent. */
-ATTNFOLD_HD inline int32_t largest_share_allowed(int32_t leaves, int32_t num_ranges) {
-  const int32_t even =
-      static_cast<int32_t>((static_cast<int64_t>(leaves) + num_ranges - 1) / num_ranges);
-  return even + even / 25;
+/** An even share of the leaves. */
+ATTNFOLD_HD inline int32_t even_share(const CutRule& rule) {
+  return static_cast<int32_t>((static_cast<int64_t>(rule.leaves) + rule.num_ranges - 1) /
+                              rule.num_ranges);
 }
 
-// Alignments are tried from kSuperChunk down by halves: whole super-chunks leave the fewest states
-// behind.
+/** Leaves that the largest range may have: 4 percent more than an even share. */
+ATTNFOLD_HD inline int32_t largest_share_allowed(const CutRule& rule) {
+  return even_share(rule) + even_share(rule) / 25;
+}
+
+// Rules of cuts, tried one after the other until the largest range is within the limit; the last
+// one always is.  Whole super-chunks leave the fewest states behind, so that in small problems,
+// where states weigh most, half of the ranges with whole super-chunks come before all with parts of
+// them: one block on each SM reads nearly as fast as two.  Empty ranges stand between the others,
+// so that few of an SM's two blocks are both busy.
+constexpr int kCutRules = 7;
+constexpr int32_t kSmallShare = 12;  // leaves
+
+/** Rule `index` for `num_ranges` ranges; num_ranges = 0 says that it is not to be tried. */
+ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
+                                    const RangeShape& shape, int index) {
+  CutRule rule{sets, n.sets, n.leaves, shape.num_ranges, 1, kSuperChunk, shape.cut_seed};
+  if (index == 1 || index == 2) {
+    const bool small = even_share(rule) <= kSmallShare && shape.cut_seed == 0;
+    rule.num_ranges = small ? (shape.num_ranges + index - 1) / 2 : 0;
+    rule.spread = 2;
+  } else if (index > 2) {
+    rule.align = kSuperChunk >> (index - 2);
+  }
+  return rule;
+}
 
 // ------------------------------------------------------------------------------------------------
 // states
@@ -324,14 +351,16 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     }
   }
   *out->counts = n;
-  CutRule rule{out->sets, n.sets, n.leaves, shape.num_ranges, 1, shape.cut_seed};
-  for (rule.align = kSuperChunk; rule.align > 1; rule.align /= 2) {
+  CutRule rule{};
+  for (int index = 0; index < kCutRules; ++index) {
+    rule = cut_rule(out->sets, n, shape, index);
+    if (rule.num_ranges == 0) continue;
     int32_t largest = 0;
     for (int32_t i = 0; i < shape.num_ranges; ++i) {
       const int32_t share = cut_at(rule, i + 1) - cut_at(rule, i);
       largest = share > largest ? share : largest;
     }
-    if (largest <= largest_share_allowed(n.leaves, shape.num_ranges)) break;
+    if (largest <= largest_share_allowed(rule)) break;
   }
   *out->num_shared = 0;
   int32_t states = 0;
