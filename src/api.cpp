@@ -204,9 +204,17 @@ attnfold_status attnfold_append(const attnfold_kv_pool* pool, const attnfold_kv_
 attnfold_status attnfold_slot_mapping(const attnfold_lengths* lengths, int32_t page_size,
                                       int64_t num_pages, const int64_t* positions,
                                       int64_t num_slots, int64_t* slots) {
+  return attnfold_slot_mapping_on(lengths, page_size, num_pages, positions, num_slots, slots,
+                                  nullptr);
+}
+
+attnfold_status attnfold_slot_mapping_on(const attnfold_lengths* lengths, int32_t page_size,
+                                         int64_t num_pages, const int64_t* positions,
+                                         int64_t num_slots, int64_t* slots,
+                                         const attnfold_execution* execution) {
   return guarded([&] {
-    return attnfold::cache::slot_mapping(lengths, page_size, num_pages, positions, num_slots,
-                                         slots);
+    return attnfold::cache::slot_mapping(lengths, page_size, num_pages, positions, num_slots, slots,
+                                         execution);
   });
 }
 

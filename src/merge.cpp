@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "merge_rows.h"
 #include "plan/validate.h"
 
@@ -76,7 +77,8 @@ Status resolve(const Owner& owner, const attnfold_state& s, const Shape& shape, 
           s.lse_stride_head ? s.lse_stride_head : (by_head ? num_rows : 1),
           s.log_base == ATTNFOLD_LOG_2,
           s.normalised != 0,
-          s.empty,
+          s.empty == ATTNFOLD_EMPTY_NAN,
+          s.empty == ATTNFOLD_EMPTY_FINITE,
           s.empty_value,
           num_rows};
   return {};
@@ -101,6 +103,14 @@ struct Arrays {
   int count = 0;
 };
 
+/** That every element stands at a multiple of its size. */
+Status check_alignment(const Owner& owner, const Array& a) {
+  const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) % a.bytes;
+  if (past == 0) return {};
+  return invalid(owner.field(a.field), "an address that is a multiple of " + std::to_string(a.bytes),
+                 "one that is " + std::to_string(past) + " past it");
+}
+
 Status arrays_of(const Owner& owner, const StateView& s, const Shape& shape, Arrays* out) {
   const auto* lse = reinterpret_cast<const char*>(s.lse);
   const auto* l = reinterpret_cast<const char*>(s.l);
@@ -110,6 +120,7 @@ Status arrays_of(const Owner& owner, const StateView& s, const Shape& shape, Arr
   out->count = s.normalised ? 2 : 3;
   if (s.num_rows * shape.heads == 0) return {};
   for (Array& a : std::span(out->array, static_cast<size_t>(out->count))) {
+    ATTNFOLD_RETURN_IF_ERROR(check_alignment(owner, a));
     const auto extent = [&](const char* name) {
       return extent_of(name, a.data, {1, s.num_rows, shape.heads}, {0, a.row, a.head}, a.width,
                        static_cast<int>(a.bytes), &a.extent);
@@ -187,14 +198,14 @@ struct Work {
   float empty_lse;
   RowMask mask;
   int32_t num_shares;
-  LiveSide* scratch;  // [num_shares, states], or null: few enough for the stack
+  float* scratch;  // [num_shares, states], or null: few enough for the stack
 };
 
 void merge_share(void* context, int32_t share) {
   const Work& w = *static_cast<const Work*>(context);
-  LiveSide on_stack[kStatesOnStack];
-  LiveSide* const live = w.scratch ? w.scratch + share * w.states.size() : on_stack;
-  RowMerge merge(w.states, w.out, w.empty_lse, w.shape.width, live);
+  float on_stack[kStatesOnStack];
+  float* const scales = w.scratch ? w.scratch + share * w.states.size() : on_stack;
+  RowMerge merge(w.states, w.out, w.empty_lse, w.shape.width, scales);
   const int64_t begin = w.shape.pairs() * share / w.num_shares,
                 end = w.shape.pairs() * (share + 1) / w.num_shares;
   for (int64_t pair = begin; pair < end; ++pair) {
@@ -206,10 +217,17 @@ void merge_share(void* context, int32_t share) {
 Status run(Work work, const attnfold_execution* execution) {
   attnfold_execution e;
   ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
+  if (e.backend == ATTNFOLD_CUDA) {
+    return cuda::merge({work.states, work.out, work.shape.rows,
+                        static_cast<int32_t>(work.shape.heads),
+                        static_cast<int32_t>(work.shape.width), work.empty_lse, work.mask.data,
+                        work.mask.stride},
+                       e);
+  }
   const cpu::Threads threads = cpu::threads_of(e);
   work.num_shares = static_cast<int32_t>(
       std::clamp<int64_t>(work.shape.pairs() / kPairsPerShare, 1, threads.num_threads));
-  std::vector<LiveSide> scratch;
+  std::vector<float> scratch;
   if (work.states.size() > kStatesOnStack)
     scratch.resize(work.states.size() * static_cast<size_t>(work.num_shares));
   work.scratch = scratch.empty() ? nullptr : scratch.data();

@@ -198,12 +198,14 @@ typedef struct attnfold_execution {
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
   void* parallel_user;                /* handed to parallel_for */
   attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */
-  attnfold_backend backend;           /* where plans run; the fields above but workers and cut_seed are the CPU's alone */
+  attnfold_backend backend;           /* where calls run; the fields above but workers and cut_seed are the CPU's alone */
   int32_t device;                     /* CUDA: the device's number; -1 = the calling thread's current device */
+  void* stream;                       /* CUDA: the cudaStream_t of merges, conversions and the calls of cache.h, NULL being the
+                                         default stream; not read for plans, whose calls have their own.  NULL on the CPU */
 } attnfold_execution;
 
 #define ATTNFOLD_EXECUTION_INIT \
-  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_CPU, -1 }
+  { sizeof(attnfold_execution), 0, 0, 0, NULL, NULL, NULL, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_CPU, -1, NULL }
 
 /**
  * The lengths of one step.  Set it to ATTNFOLD_LENGTHS_INIT first.
@@ -456,7 +458,11 @@ ATTNFOLD_API attnfold_status attnfold_merge(int64_t rows, int32_t heads, int32_t
                                             int32_t n, const attnfold_state* out, const uint8_t* row_mask,
                                             int64_t row_mask_stride);
 
-/** attnfold_merge on the threads of `execution` (num_threads and parallel_for; NULL = all defaults): the same bits. */
+/**
+ * attnfold_merge on `execution` (NULL = all defaults): on its threads (num_threads and parallel_for), or on the GPU if its
+ * backend is ATTNFOLD_CUDA.  There all arrays are device memory, n is at most 32, and the call only launches, on
+ * execution->stream; a captured graph replays it.  The same bits everywhere, but for the bits of a NaN that is not copied.
+ */
 ATTNFOLD_API attnfold_status attnfold_merge_parallel(int64_t rows, int32_t heads, int32_t head_dim_vo,
                                                      const attnfold_state* states, int32_t n, const attnfold_state* out,
                                                      const uint8_t* row_mask, int64_t row_mask_stride,
@@ -474,7 +480,7 @@ ATTNFOLD_API attnfold_status attnfold_merge_parallel(int64_t rows, int32_t heads
  *
  * A normalised o of the same type is copied bit for bit, so is an lse of the same base; an lse that leaves the range of a
  * float in another base becomes its largest number, never a mark.  NaN stays NaN unless from->empty says that it is a mark.
- * execution    num_threads and parallel_for; NULL = all defaults
+ * execution    as for attnfold_merge_parallel
  * Errors: INVALID_ARGUMENT names the field; nothing is written then.
  */
 ATTNFOLD_API attnfold_status attnfold_convert_state(int64_t rows, int32_t heads, int32_t head_dim_vo,

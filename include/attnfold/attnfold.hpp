@@ -114,11 +114,13 @@ inline Outcome append(const attnfold_kv_pool& pool, const attnfold_kv_rows& rows
   return outcome_of(attnfold_append(&pool, &rows, &execution));
 }
 
-/** attnfold_slot_mapping; positions may be empty: the new tokens are then each request's last. */
+/** attnfold_slot_mapping_on; positions may be empty: the new tokens are then each request's last. */
 inline Outcome slot_mapping(const attnfold_lengths& lengths, int32_t page_size, int64_t num_pages,
-                            std::span<int64_t> slots, std::span<const int64_t> positions = {}) {
-  return outcome_of(attnfold_slot_mapping(&lengths, page_size, num_pages, positions.data(),
-                                          static_cast<int64_t>(slots.size()), slots.data()));
+                            std::span<int64_t> slots, std::span<const int64_t> positions = {},
+                            const attnfold_execution& execution = ATTNFOLD_EXECUTION_INIT) {
+  return outcome_of(attnfold_slot_mapping_on(&lengths, page_size, num_pages, positions.data(),
+                                             static_cast<int64_t>(slots.size()), slots.data(),
+                                             &execution));
 }
 
 /** One pair of attnfold_copy_pages. */

@@ -12,6 +12,11 @@
  * These calls check every argument, id and slot before they write anything, allocate nothing when they succeed, and give
  * the same bytes with any number of threads.  None of them keeps a pointer.  A call must not write a slot or page that a
  * run, or another of these calls, reads or writes at the same time.
+ *
+ * Calls that take an `execution` run on the GPU if its backend is ATTNFOLD_CUDA: with every array in device memory, launched on
+ * its stream without waiting, so that a captured graph replays them with whatever slots, pairs and rows it then finds.  The
+ * bytes are the CPU's, but for the bits of a NaN that is not copied.  What arrays hold cannot be checked there: a slot or page
+ * that the pool does not have is passed over, a scale of the caller's is taken as it is, and a NaN in int8 becomes 0.
  */
 #ifndef ATTNFOLD_CACHE_H_
 #define ATTNFOLD_CACHE_H_
@@ -90,7 +95,7 @@ typedef struct attnfold_kv_rows {
  *                          v_scale.  It is NaN, and with it all that is stored there, if an x is Inf, or NaN in int8
  *
  * pool        k and v must be apart from the rows and the slots
- * execution   num_threads and parallel_for; NULL = all defaults
+ * execution   num_threads and parallel_for, or a GPU, as above; NULL = all defaults
  * Errors: INVALID_ARGUMENT names the argument, and of a slot its index; nothing is written then.
  */
 ATTNFOLD_API attnfold_status attnfold_append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
@@ -111,6 +116,14 @@ ATTNFOLD_API attnfold_status attnfold_append(const attnfold_kv_pool* pool, const
  */
 ATTNFOLD_API attnfold_status attnfold_slot_mapping(const attnfold_lengths* lengths, int32_t page_size, int64_t num_pages,
                                                    const int64_t* positions, int64_t num_slots, int64_t* slots);
+
+/**
+ * attnfold_slot_mapping on `execution`.  On CUDA every array is device memory: a token at a bad position or page gets
+ * ATTNFOLD_NO_SLOT, offsets that fall give any slots of the pool, and tokens from num_slots on get none.
+ */
+ATTNFOLD_API attnfold_status attnfold_slot_mapping_on(const attnfold_lengths* lengths, int32_t page_size,
+                                                      int64_t num_pages, const int64_t* positions, int64_t num_slots,
+                                                      int64_t* slots, const attnfold_execution* execution);
 
 /**
  * Block tables of a manager whose blocks hold several pages each -> tables of pages.  With n = block_size / page_size,
@@ -142,7 +155,7 @@ ATTNFOLD_API attnfold_status attnfold_map_to_kernel_pages(int32_t batch, int32_t
  * from, to     the same pool, or two with disjoint memory; types, kinds of scale, heads, head dims and page_size must be equal, layouts and
  *              strides need not
  * pairs        [num_pairs, 2] page of from, page of to; apart from the pool `to`
- * execution    num_threads and parallel_for; NULL = all defaults
+ * execution    num_threads and parallel_for, or a GPU, as above; NULL = all defaults
  * Errors: INVALID_ARGUMENT names the argument and index; nothing is written then.
  */
 ATTNFOLD_API attnfold_status attnfold_copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to,

@@ -9,6 +9,7 @@
 #include "cache/cache.h"
 #include "cache/pool.h"
 #include "core/cache.h"
+#include "cuda/backend.h"
 
 namespace attnfold::cache {
 namespace {
@@ -89,9 +90,11 @@ Status resolve_rows(const char* name, const void* data, int64_t stride_token, in
                    {0, out->view.stride_token, out->view.stride_head}, width, bytes, &out->extent);
 }
 
-Status check_slots(const Append& a) {
+/** Their memory alone, if it is a device's. */
+Status check_slots(const Append& a, bool on_device) {
   if (a.num_tokens == 0) return {};
   ATTNFOLD_RETURN_IF_ERROR(check_array("rows.slots", a.slots, sizeof(int64_t)));
+  if (on_device) return {};
   const int64_t num_slots = a.pool.num_pages * a.pool.page_size;
   for (int64_t i = 0; i < a.num_tokens; ++i) {
     if (a.slots[i] >= ATTNFOLD_NO_SLOT && a.slots[i] < num_slots) continue;
@@ -132,7 +135,7 @@ Status check_no_nan(const char* name, const Append& a, const Rows<const char>& r
   return {};
 }
 
-Status check_scales(const Append& a) {
+Status check_scales(const Append& a, bool on_device) {
   static constexpr const char* kKinds[] = {"k_scale_kind", "v_scale_kind"};
   static constexpr const char* kScales[] = {"pool.k_scale", "pool.v_scale"};
   static constexpr const char* kRows[] = {"rows.k", "rows.v"};
@@ -145,6 +148,7 @@ Status check_scales(const Append& a) {
       return invalid(Name{"pool", kKinds[t]}.text(),
                      std::string("1..3 (kv_dtype is ") + dtype_name(a.pool.dtype) + ")", 0);
     }
+    if (on_device) continue;
     ATTNFOLD_RETURN_IF_ERROR(check_given_scales(kScales[t], a, given));
     if (a.pool.dtype == DType::i8) ATTNFOLD_RETURN_IF_ERROR(check_no_nan(kRows[t], a, a.rows[t]));
   }
@@ -207,11 +211,36 @@ void write_share(void* context, int32_t share) {
   }
 }
 
+/** What a device needs to know. */
+AppendWork device_work(const Append& a) {
+  AppendWork w{};
+  w.num_parts = a.pool.v().width > 0 ? 2 : 1;
+  for (int t = 0; t < w.num_parts; ++t) {
+    w.part[t] = {a.rows[t].view,
+                 a.pool.part[kK + t].view,
+                 a.pool.part[kK + t].width,
+                 a.pool.part[kKScale + t].view,
+                 a.pool.given[t].data,
+                 a.pool.given[t].stride_head};
+  }
+  w.from = a.dtype;
+  w.to = a.pool.dtype;
+  w.kv_heads = a.pool.kv_heads;
+  w.page_size = a.pool.page_size;
+  w.num_slots = a.pool.num_pages * a.pool.page_size;
+  w.num_tokens = a.num_tokens;
+  w.slots = a.slots;
+  return w;
+}
+
 }  // namespace
 
 Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
               const attnfold_execution* execution) {
   Append a{};
+  attnfold_execution e;
+  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
+  const bool on_device = e.backend == ATTNFOLD_CUDA;
   ATTNFOLD_RETURN_IF_ERROR(
       resolve_pool({"pool", {"pool.k", "pool.v", "pool.k_scale", "pool.v_scale"}}, pool, &a.pool));
   const attnfold_kv_rows defaults = ATTNFOLD_KV_ROWS_INIT;
@@ -222,7 +251,7 @@ Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
   a.num_tokens = r.num_tokens;
   a.dtype = static_cast<DType>(r.dtype);
   a.slots = r.slots;
-  ATTNFOLD_RETURN_IF_ERROR(check_slots(a));
+  ATTNFOLD_RETURN_IF_ERROR(check_slots(a, on_device));
   ATTNFOLD_RETURN_IF_ERROR(
       resolve_rows("rows.k", r.k, r.k_stride_token, r.k_stride_head, a.pool.k(), a, &a.rows[0]));
   ATTNFOLD_RETURN_IF_ERROR(
@@ -233,14 +262,13 @@ Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
     if (part.width == 0) continue;
     for (const Extent& input : read) ATTNFOLD_RETURN_IF_ERROR(check_apart(part.extent, input));
   }
-  ATTNFOLD_RETURN_IF_ERROR(check_scales(a));
+  ATTNFOLD_RETURN_IF_ERROR(check_scales(a, on_device));
+  if (on_device) return cuda::append(device_work(a), e);
   a.convert = converter(a.dtype, a.pool.dtype);
   a.quantise = quantiser(a.dtype, a.pool.dtype);
   a.scale_of_row = row_scaler(a.dtype);
-  cpu::Threads threads;
   const int64_t token_bytes = a.pool.page_bytes() / a.pool.page_size;
-  ATTNFOLD_RETURN_IF_ERROR(
-      threads_for(execution, token_bytes * a.num_tokens, &threads, &a.num_shares));
+  const cpu::Threads threads = threads_for(e, token_bytes * a.num_tokens, &a.num_shares);
   if (a.num_tokens > 0) cpu::run_parallel(threads, a.num_shares, write_share, &a);
   return {};
 }

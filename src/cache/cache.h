@@ -11,7 +11,8 @@ Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
               const attnfold_execution* execution);
 
 Status slot_mapping(const attnfold_lengths* lengths, int32_t page_size, int64_t num_pages,
-                    const int64_t* positions, int64_t num_slots, int64_t* slots);
+                    const int64_t* positions, int64_t num_slots, int64_t* slots,
+                    const attnfold_execution* execution);
 
 struct BlockTables {
   int32_t batch, width, block_size, page_size;

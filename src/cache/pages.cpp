@@ -7,6 +7,8 @@
 
 #include "cache/cache.h"
 #include "cache/pool.h"
+#include "core/cache.h"
+#include "cuda/backend.h"
 
 namespace attnfold::cache {
 namespace {
@@ -70,9 +72,11 @@ Status check_scale_kinds(const Pool& from, const Pool& to) {
   return {};
 }
 
-Status check_pairs(const CopyPages& c) {
+/** Their memory alone, if it is a device's. */
+Status check_pairs(const CopyPages& c, bool on_device) {
   if (c.num_pairs == 0) return {};
   ATTNFOLD_RETURN_IF_ERROR(check_array("pairs", c.pairs, sizeof(int32_t)));
+  if (on_device) return {};
   for (int64_t i = 0; i < 2 * c.num_pairs; ++i) {
     const int64_t num_pages = i % 2 == 0 ? c.from.num_pages : c.to.num_pages;
     if (c.pairs[i] >= 0 && c.pairs[i] < num_pages) continue;
@@ -136,11 +140,33 @@ void copy_share(void* context, int32_t share) {
   }
 }
 
+/** What a device needs to know. */
+CopyWork device_work(const CopyPages& c) {
+  CopyWork w{};
+  for (int i = 0; i < kNumParts; ++i) {
+    w.from[i] = c.from.part[i].view;
+    w.to[i] = c.to.part[i].view;
+    w.width[i] = c.from.part[i].width;
+    w.element_bytes[i] = c.from.part[i].bytes;
+  }
+  w.kv_heads = c.from.kv_heads;
+  w.page_size = c.from.page_size;
+  w.from_pages = c.from.num_pages;
+  w.to_pages = c.to.num_pages;
+  w.within = c.from.k().view.data == c.to.k().view.data;
+  w.pairs = c.pairs;
+  w.num_pairs = c.num_pairs;
+  return w;
+}
+
 }  // namespace
 
 Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, const int32_t* pairs,
                   int64_t num_pairs, const attnfold_execution* execution) {
   CopyPages c{};
+  attnfold_execution e;
+  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
+  const bool on_device = e.backend == ATTNFOLD_CUDA;
   ATTNFOLD_RETURN_IF_ERROR(
       resolve_pool({"from", {"from.k", "from.v", "from.k_scale", "from.v_scale"}}, from, &c.from));
   ATTNFOLD_RETURN_IF_ERROR(
@@ -151,16 +177,15 @@ Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, cons
     return invalid("num_pairs", "0.." + std::to_string(INT32_MAX), num_pairs);
   c.pairs = pairs;
   c.num_pairs = num_pairs;
-  ATTNFOLD_RETURN_IF_ERROR(check_pairs(c));
+  ATTNFOLD_RETURN_IF_ERROR(check_pairs(c, on_device));
   const Extent read = extent_of_array("pairs", pairs, num_pairs * 2 * int64_t{sizeof(int32_t)});
   for (const Rows<char>& written : c.to.part) {
     if (written.width > 0) ATTNFOLD_RETURN_IF_ERROR(check_apart(written.extent, read));
   }
-  cpu::Threads threads;
+  if (on_device) return cuda::copy_pages(device_work(c), e);
   const __int128 bytes = static_cast<__int128>(c.from.page_bytes()) * num_pairs;
-  ATTNFOLD_RETURN_IF_ERROR(threads_for(execution,
-                                       static_cast<int64_t>(std::min<__int128>(bytes, INT64_MAX)),
-                                       &threads, &c.num_shares));
+  const cpu::Threads threads = threads_for(
+      e, static_cast<int64_t>(std::min<__int128>(bytes, INT64_MAX)), &c.num_shares);
   if (num_pairs > 0) cpu::run_parallel(threads, c.num_shares, copy_share, &c);
   return {};
 }

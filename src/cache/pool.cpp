@@ -241,15 +241,12 @@ Status resolve_pool(const PoolNames& names, const attnfold_kv_pool* given, Pool*
   return check_parts_apart(names, *out);
 }
 
-Status threads_for(const attnfold_execution* execution, int64_t bytes, cpu::Threads* threads,
-                   int32_t* num_shares) {
-  attnfold_execution e;
-  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
-  *threads = cpu::threads_of(e);
+cpu::Threads threads_for(const attnfold_execution& execution, int64_t bytes, int32_t* num_shares) {
+  const cpu::Threads threads = cpu::threads_of(execution);
   const int64_t shares = bytes / kBytesPerShare;
   *num_shares = static_cast<int32_t>(
-      std::clamp<int64_t>(shares, 1, std::max<int32_t>(threads->num_threads, 1)));
-  return {};
+      std::clamp<int64_t>(shares, 1, std::max<int32_t>(threads.num_threads, 1)));
+  return threads;
 }
 
 }  // namespace attnfold::cache

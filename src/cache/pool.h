@@ -69,7 +69,6 @@ Status resolve_pool(const PoolNames& names, const attnfold_kv_pool* given, Pool*
 
 /** Threads for work on `bytes`, and into how many shares to cut it: little work stays on the
  * calling thread. */
-Status threads_for(const attnfold_execution* execution, int64_t bytes, cpu::Threads* threads,
-                   int32_t* num_shares);
+cpu::Threads threads_for(const attnfold_execution& execution, int64_t bytes, int32_t* num_shares);
 
 }  // namespace attnfold::cache

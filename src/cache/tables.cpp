@@ -5,18 +5,13 @@
 #include "cache/pool.h"
 #include "core/cache.h"
 #include "core/problem.h"
+#include "cuda/backend.h"
 
 namespace attnfold::cache {
 namespace {
 
 constexpr int32_t kMaxBatch = 1 << 24;  // as attnfold_problem.max_batch
 
-struct SlotMapping {
-  Lengths lengths;
-  int32_t page_size;
-  int64_t num_pages;
-  const int64_t* positions;
-};
 
 Status check_row_offsets(const int32_t* qo_indptr, int32_t batch, int64_t num_slots) {
   ATTNFOLD_RETURN_IF_ERROR(check_array("qo_indptr", qo_indptr, sizeof(int32_t)));
@@ -35,7 +30,7 @@ Status check_row_offsets(const int32_t* qo_indptr, int32_t batch, int64_t num_sl
       num_slots);
 }
 
-Status check_tables(const attnfold_lengths& l) {
+Status check_tables(const attnfold_lengths& l, bool on_device) {
   if (l.block_table && l.kv_indices)
     return invalid("kv_indices", "NULL (block_table is given)", "a pointer");
   if (l.block_table) {
@@ -46,6 +41,7 @@ Status check_tables(const attnfold_lengths& l) {
   if (!l.kv_indices) return invalid("block_table", "a table, or kv_indptr with kv_indices", "NULL");
   ATTNFOLD_RETURN_IF_ERROR(check_array("kv_indices", l.kv_indices, sizeof(int32_t)));
   ATTNFOLD_RETURN_IF_ERROR(check_array("kv_indptr", l.kv_indptr, sizeof(int32_t)));
+  if (on_device) return {};
   if (l.kv_indptr[0] < 0) return invalid(indexed("kv_indptr", 0), "0 or more", l.kv_indptr[0]);
   for (int32_t r = 0; r < l.batch; ++r) {
     if (l.kv_indptr[r + 1] >= l.kv_indptr[r]) continue;
@@ -57,20 +53,8 @@ Status check_tables(const attnfold_lengths& l) {
   return {};
 }
 
-/** Position of new token `row` of request r, or -1 for padding. */
-int64_t position_of(const SlotMapping& m, int32_t r, int32_t row) {
-  if (m.positions) return m.positions[row];
-  if (m.lengths.kv_len[r] == 0) return -1;
-  return static_cast<int64_t>(m.lengths.kv_len[r]) - (m.lengths.qo_indptr[r + 1] - row);
-}
-
-int64_t num_pages_of(const Lengths& l, int32_t r) {
-  return l.block_table ? l.block_table_stride
-                       : static_cast<int64_t>(l.kv_indptr[r + 1]) - l.kv_indptr[r];
-}
-
 /** A token that stands past the request's pages, or past its kv_len. */
-Status position_error(const SlotMapping& m, int32_t r, int32_t row, int64_t position) {
+Status position_error(const SlotWork& m, int32_t r, int32_t row, int64_t position) {
   const int64_t have = num_pages_of(m.lengths, r);
   const std::string pages =
       " (" + std::to_string(have) + " pages x page_size " + std::to_string(m.page_size) + ")";
@@ -89,7 +73,7 @@ Status position_error(const SlotMapping& m, int32_t r, int32_t row, int64_t posi
                  position);
 }
 
-Status page_error(const SlotMapping& m, int32_t r, int64_t i, int32_t id) {
+Status page_error(const SlotWork& m, int32_t r, int64_t i, int32_t id) {
   const std::string name = m.lengths.block_table
                                ? indexed("block_table", r) + "[" + std::to_string(i) + "]"
                                : indexed("kv_indices", m.lengths.kv_indptr[r] + i);
@@ -100,18 +84,18 @@ Status page_error(const SlotMapping& m, int32_t r, int64_t i, int32_t id) {
 }
 
 /** Whether some token is not padding. */
-bool places_tokens(const SlotMapping& m) {
+bool places_tokens(const SlotWork& m) {
   const Lengths& l = m.lengths;
   for (int32_t r = 0; r < l.batch; ++r) {
     for (int32_t row = l.qo_indptr[r]; row < l.qo_indptr[r + 1]; ++row) {
-      if (position_of(m, r, row) != -1) return true;
+      if (position_of_token(m, r, row) != -1) return true;
     }
   }
   return false;
 }
 
 /** The positions of request r, and the pages that hold them. */
-Status check_request(const SlotMapping& m, int32_t r) {
+Status check_request(const SlotWork& m, int32_t r) {
   const Lengths& l = m.lengths;
   const int32_t first = l.qo_indptr[r], last = l.qo_indptr[r + 1];
   if (!m.positions && l.kv_len[r] != 0 && l.kv_len[r] < last - first) {
@@ -123,7 +107,7 @@ Status check_request(const SlotMapping& m, int32_t r) {
   const int64_t capacity = num_pages_of(l, r) * m.page_size;
   const int64_t limit = l.kv_len ? std::min<int64_t>(l.kv_len[r], capacity) : capacity;
   for (int32_t row = first; row < last; ++row) {
-    const int64_t position = position_of(m, r, row);
+    const int64_t position = position_of_token(m, r, row);
     if (position == -1) continue;
     if (position < -1 || position >= limit) return position_error(m, r, row, position);
     const int64_t i = position / m.page_size;
@@ -159,10 +143,23 @@ Status check_slots_apart(const attnfold_lengths& l, const int64_t* positions, in
   return {};
 }
 
+/** What the host can see of arrays on a device. */
+Status check_device_arrays(const attnfold_lengths& l, const int64_t* positions) {
+  if (l.batch == 0) return {};
+  ATTNFOLD_RETURN_IF_ERROR(check_array("qo_indptr", l.qo_indptr, sizeof(int32_t)));
+  if (positions) ATTNFOLD_RETURN_IF_ERROR(check_array("positions", positions, sizeof(int64_t)));
+  if (l.kv_len || !positions)
+    ATTNFOLD_RETURN_IF_ERROR(check_array("kv_len", l.kv_len, sizeof(int32_t)));
+  return check_tables(l, true);
+}
+
 }  // namespace
 
 Status slot_mapping(const attnfold_lengths* lengths, int32_t page_size, int64_t num_pages,
-                    const int64_t* positions, int64_t num_slots, int64_t* slots) {
+                    const int64_t* positions, int64_t num_slots, int64_t* slots,
+                    const attnfold_execution* execution) {
+  attnfold_execution e;
+  ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
   const attnfold_lengths defaults = ATTNFOLD_LENGTHS_INIT;
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(read_struct("lengths", lengths, defaults, &l));
@@ -174,17 +171,23 @@ Status slot_mapping(const attnfold_lengths* lengths, int32_t page_size, int64_t 
   if (num_slots < 0 || num_slots > INT32_MAX)
     return invalid("num_slots", "0.." + std::to_string(INT32_MAX), num_slots);
   if (num_slots > 0) ATTNFOLD_RETURN_IF_ERROR(check_array("slots", slots, sizeof(int64_t)));
+  const SlotWork m{{l.batch, l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
+                    l.kv_indptr, l.kv_indices},
+                   page_size,
+                   num_pages,
+                   positions,
+                   num_slots,
+                   slots};
+  if (e.backend == ATTNFOLD_CUDA) {
+    ATTNFOLD_RETURN_IF_ERROR(check_device_arrays(l, positions));
+    return cuda::map_slots(m, e);
+  }
   int64_t tokens = 0;
   if (l.batch > 0) {
     ATTNFOLD_RETURN_IF_ERROR(check_row_offsets(l.qo_indptr, l.batch, num_slots));
     tokens = l.qo_indptr[l.batch];
     ATTNFOLD_RETURN_IF_ERROR(check_slots_apart(l, positions, num_slots, slots));
   }
-  const SlotMapping m{{l.batch, l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
-                       l.kv_indptr, l.kv_indices},
-                      page_size,
-                      num_pages,
-                      positions};
   if (tokens > 0) {
     if (positions) ATTNFOLD_RETURN_IF_ERROR(check_array("positions", positions, sizeof(int64_t)));
     ATTNFOLD_RETURN_IF_ERROR(check_kv_len(l, !positions));
@@ -193,11 +196,11 @@ Status slot_mapping(const attnfold_lengths* lengths, int32_t page_size, int64_t 
     std::fill(slots, slots + num_slots, int64_t{ATTNFOLD_NO_SLOT});
     return {};
   }
-  ATTNFOLD_RETURN_IF_ERROR(check_tables(l));
+  ATTNFOLD_RETURN_IF_ERROR(check_tables(l, false));
   for (int32_t r = 0; r < l.batch; ++r) ATTNFOLD_RETURN_IF_ERROR(check_request(m, r));
   for (int32_t r = 0; r < l.batch; ++r) {
     for (int32_t row = l.qo_indptr[r]; row < l.qo_indptr[r + 1]; ++row) {
-      const int64_t position = position_of(m, r, row);
+      const int64_t position = position_of_token(m, r, row);
       slots[row] = position < 0 ? ATTNFOLD_NO_SLOT
                                 : slot_of_position(pages_of(m.lengths, r), position, page_size);
     }

@@ -4,63 +4,13 @@
 #include <utility>
 
 #if defined(ATTNFOLD_WITH_CUDA)
-#include <cuda_runtime.h>
+#include "check/device_buffer.h"
 #endif
 
 namespace attnfold::check {
 
 #if defined(ATTNFOLD_WITH_CUDA)
 namespace {
-
-constexpr size_t kCanaryBytes = 256;  // keeps what lies between them aligned
-constexpr int kCanary = 0xc5, kPoison = 0xff;
-
-void require(cudaError_t error, const char* what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
-/** Bytes on the device between two canaries. */
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) {
-    require(cudaMalloc(&base_, bytes + 2 * kCanaryBytes), "cudaMalloc");
-    require(cudaMemset(base_, kCanary, bytes + 2 * kCanaryBytes), "cudaMemset");
-    require(cudaMemset(data(), kPoison, bytes), "cudaMemset");
-  }
-  DeviceBuffer(const void* from, size_t bytes) : DeviceBuffer(bytes) {
-    if (bytes > 0) require(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(base_, other.base_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~DeviceBuffer() { cudaFree(base_); }
-
-  char* data() const { return base_ ? static_cast<char*>(base_) + kCanaryBytes : nullptr; }
-  size_t size() const { return bytes_; }
-
-  void read(void* to) const {
-    if (bytes_ > 0) require(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  }
-  bool canaries_whole() const {
-    unsigned char edges[2][kCanaryBytes];
-    require(cudaMemcpy(edges[0], base_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    require(cudaMemcpy(edges[1], data() + bytes_, kCanaryBytes, cudaMemcpyDeviceToHost),
-            "cudaMemcpy");
-    for (const auto& edge : edges)
-      for (const unsigned char byte : edge)
-        if (byte != kCanary) return false;
-    return true;
-  }
-
- private:
-  void* base_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 template <class T>
 DeviceBuffer copy_of(const std::vector<T>& v) {
@@ -132,7 +82,7 @@ void* DeviceCall::workspace(size_t bytes) {
   return memory_->workspace.data();
 }
 
-void DeviceCall::finish() { require(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+void DeviceCall::finish() { require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
 std::string DeviceCall::take(Answer* answer) {
   finish();

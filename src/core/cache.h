@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/problem.h"
 
 namespace attnfold {
 
@@ -15,6 +16,61 @@ struct SlotPlace {
 ATTNFOLD_HD inline SlotPlace place_of_slot(int64_t slot, int32_t page_size) {
   const int64_t page = slot / page_size;
   return {page, static_cast<int32_t>(slot - page * page_size)};
+}
+
+/** k or v of new tokens, and where it goes.  A scale stands at [page, token, head] if it is written,
+ * at [head] if it is given; both are null in a pool of 16 or 32 bits. */
+struct AppendPart {
+  View<const char> from;  // no pages
+  View<char> to;
+  int32_t width;  // elements of a row
+  View<char> scale;
+  const float* given_scale;
+  int64_t given_stride_head;
+};
+
+/** New tokens on their way into a pool, checked. */
+struct AppendWork {
+  AppendPart part[2];
+  int32_t num_parts;  // 1: no v
+  DType from, to;
+  int32_t kv_heads, page_size;
+  int64_t num_slots, num_tokens;
+  const int64_t* slots;
+};
+
+/** Pages on their way, checked: k, v, and scales per token; a width is 0 where there is none. */
+struct CopyWork {
+  View<char> from[4], to[4];
+  int32_t width[4], element_bytes[4];
+  int32_t kv_heads, page_size;
+  int64_t from_pages, to_pages;
+  bool within;           // one pool
+  const int32_t* pairs;  // [num_pairs, 2]
+  int64_t num_pairs;
+};
+
+/** A slot mapping, checked as far as the host can see. */
+struct SlotWork {
+  Lengths lengths;
+  int32_t page_size;
+  int64_t num_pages;
+  const int64_t* positions;  // [qo_indptr[batch]], or null
+  int64_t num_slots;
+  int64_t* slots;
+};
+
+/** Position of new token `row` of request r, or -1 for padding. */
+ATTNFOLD_HD inline int64_t position_of_token(const SlotWork& m, int32_t r, int32_t row) {
+  if (m.positions) return m.positions[row];
+  if (m.lengths.kv_len[r] == 0) return -1;
+  return static_cast<int64_t>(m.lengths.kv_len[r]) - (m.lengths.qo_indptr[r + 1] - row);
+}
+
+/** Pages that request r may have. */
+ATTNFOLD_HD inline int64_t num_pages_of(const Lengths& l, int32_t r) {
+  return l.block_table ? l.block_table_stride
+                       : static_cast<int64_t>(l.kv_indptr[r + 1]) - l.kv_indptr[r];
 }
 
 /** The slot of position >= 0 of the request with these pages. */
@@ -51,21 +107,32 @@ ATTNFOLD_HD inline float largest_number(DType t) {
   return t == DType::e4m3 ? 448.0f : t == DType::e5m2 ? 57344.0f : 127.0f;
 }
 
-/** The scale with which the largest of n elements becomes the largest number of an 8-bit type; NaN
- * if one is Inf, or is NaN and the type has none. */
+/** What the elements of a row have in common, as far as its scale goes. */
+struct RowMagnitude {
+  uint32_t largest = 0;  // of those that are not NaN; magnitudes of floats compare as integers
+  uint32_t nan = 0;      // 1: there was one
+
+  ATTNFOLD_HD void add(float x) {
+    const uint32_t a = bits_of(x) & 0x7fffffffu;
+    nan |= a > 0x7f800000u ? 1u : 0u;
+    largest = a <= 0x7f800000u && a > largest ? a : largest;
+  }
+};
+
+/** The scale with which the largest element becomes the largest number of an 8-bit type; NaN if one
+ * is Inf, or is NaN and the type has none. */
+ATTNFOLD_HD inline float scale_of(RowMagnitude row, DType to) {
+  if (row.largest == 0x7f800000u || (row.nan && to == DType::i8)) return float_of(0x7fc00000u);
+  if (row.largest == 0) return 1.0f;
+  const float scale = float_of(row.largest) / largest_number(to);
+  return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
 template <DType kFrom>
 ATTNFOLD_HD inline float scale_of_row(const void* row, int64_t n, DType to) {
-  const uint32_t inf = 0x7f800000u;
-  uint32_t largest = 0, nan = 0;  // magnitudes of floats compare as integers
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t a = bits_of(load_f32(row, kFrom, i)) & 0x7fffffffu;
-    nan |= a > inf ? 1u : 0u;
-    largest = a <= inf && a > largest ? a : largest;
-  }
-  if (largest == inf || (nan && to == DType::i8)) return float_of(0x7fc00000u);
-  if (largest == 0) return 1.0f;
-  const float scale = float_of(largest) / largest_number(to);
-  return scale < 0x1p-126f ? 0x1p-126f : scale;
+  RowMagnitude magnitude;
+  for (int64_t i = 0; i < n; ++i) magnitude.add(load_f32(row, kFrom, i));
+  return scale_of(magnitude, to);
 }
 
 /** n elements over their scale, each rounded once more to an 8-bit type. */

@@ -108,15 +108,7 @@ class CudaPlan final : public AnyPlan {
 
 Status CudaPlan::create(const attnfold_problem* problem, const attnfold_execution& execution) {
   ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &given_, &problem_));
-  device_ = execution.device;
-  if (device_ < 0 && cudaGetDevice(&device_) != cudaSuccess) {
-    cudaGetLastError();
-    device_ = 0;
-  }
-  const std::string why = cuda::why_not(device_);
-  if (!why.empty())
-    return {ATTNFOLD_UNSUPPORTED,
-            "backend: expected one that this machine runs, got ATTNFOLD_CUDA; " + why};
+  ATTNFOLD_RETURN_IF_ERROR(choose_device(execution, &device_));
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_ERROR(choose_kernel());
   ATTNFOLD_RETURN_IF_ERROR(reserve(execution));

@@ -32,6 +32,37 @@ std::string why_not(int device) {
   return "";
 }
 
+Status choose_device(const attnfold_execution& execution, int* device) {
+  *device = execution.device;
+  if (*device < 0 && cudaGetDevice(device) != cudaSuccess) {
+    cudaGetLastError();
+    *device = 0;
+  }
+  const std::string why = why_not(*device);
+  if (why.empty()) return {};
+  return {ATTNFOLD_UNSUPPORTED,
+          "backend: expected one that this machine runs, got ATTNFOLD_CUDA; " + why};
+}
+
+Status launch_overlapped(const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
+                         void* stream, const void* args) {
+  cudaFuncAttributes attributes;  // loads it, which must not happen within a launch that is captured
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernel));
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  void* parameters[] = {const_cast<void*>(args)};
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel, parameters));
+  return {};
+}
+
 CurrentDevice::CurrentDevice(int device) {
   if (cudaGetDevice(&before_) != cudaSuccess) {
     cudaGetLastError();

@@ -14,6 +14,9 @@ namespace attnfold::cuda {
 /** "" if device `device` can run the kernels of this build, else why not. */
 std::string why_not(int device);
 
+/** The device that an execution names. */
+Status choose_device(const attnfold_execution& execution, int* device);
+
 Status device_error(const char* call, cudaError_t error);
 
 /** Makes a device current; sets back the caller's. */
@@ -43,6 +46,11 @@ class DeviceMemory {
   char* data_ = nullptr;
   int device_ = 0;
 };
+
+/** Launches a kernel that may start while the one before it in the stream ends, and waits for it
+ * by itself. */
+Status launch_overlapped(const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
+                         void* stream, const void* args);
 
 }  // namespace attnfold::cuda
 

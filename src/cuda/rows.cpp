@@ -42,10 +42,22 @@ std::string why_row_rejects(const KernelRow& row, const attnfold_problem& p) {
 
 std::string why_not_here() { return "this build has no CUDA backend (ATTNFOLD_CUDA is OFF)"; }
 
-Status create_plan(const attnfold_problem*, const attnfold_execution&, std::unique_ptr<AnyPlan>*) {
+namespace {
+
+Status not_in_this_build() {
   return {ATTNFOLD_UNSUPPORTED,
           "backend: expected one that this build has, got ATTNFOLD_CUDA; " + why_not_here()};
 }
+
+}  // namespace
+
+Status create_plan(const attnfold_problem*, const attnfold_execution&, std::unique_ptr<AnyPlan>*) {
+  return not_in_this_build();
+}
+Status merge(const MergeWork&, const attnfold_execution&) { return not_in_this_build(); }
+Status append(const AppendWork&, const attnfold_execution&) { return not_in_this_build(); }
+Status copy_pages(const CopyWork&, const attnfold_execution&) { return not_in_this_build(); }
+Status map_slots(const SlotWork&, const attnfold_execution&) { return not_in_this_build(); }
 
 #endif
 

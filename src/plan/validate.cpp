@@ -204,7 +204,10 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
       check_range("prefix_use", e->prefix_use, ATTNFOLD_PREFIX_AUTO, ATTNFOLD_PREFIX_ALWAYS));
   ATTNFOLD_RETURN_IF_ERROR(check_range("num_workers", e->num_workers, 0, kMaxWorkers));
   ATTNFOLD_RETURN_IF_ERROR(check_range("backend", e->backend, 0, ATTNFOLD_CUDA));
-  return check_range("device", e->device, -1, INT32_MAX);
+  ATTNFOLD_RETURN_IF_ERROR(check_range("device", e->device, -1, INT32_MAX));
+  if (e->stream && e->backend == ATTNFOLD_CPU)
+    return invalid("stream", "NULL (backend is ATTNFOLD_CPU)", "a pointer");
+  return {};
 }
 
 namespace {

@@ -46,7 +46,7 @@ TEST(Abi, ProblemKeepsItsLayout) {
 }
 
 TEST(Abi, ExecutionKeepsItsLayout) {
-  EXPECT_EQ(sizeof(attnfold_execution), 64u);
+  EXPECT_EQ(sizeof(attnfold_execution), 72u);
   EXPECT_EQ(offsetof(attnfold_execution, num_threads), 8u);
   EXPECT_EQ(offsetof(attnfold_execution, num_workers), 12u);
   EXPECT_EQ(offsetof(attnfold_execution, cut_seed), 16u);
@@ -56,6 +56,7 @@ TEST(Abi, ExecutionKeepsItsLayout) {
   EXPECT_EQ(offsetof(attnfold_execution, prefix_use), 48u);
   EXPECT_EQ(offsetof(attnfold_execution, backend), 52u);
   EXPECT_EQ(offsetof(attnfold_execution, device), 56u);
+  EXPECT_EQ(offsetof(attnfold_execution, stream), 64u);
 }
 
 TEST(Abi, LengthsKeepTheirLayout) {

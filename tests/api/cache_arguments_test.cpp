@@ -78,6 +78,11 @@ struct Append {
   }
 };
 
+/** Whether a fault lies in what an array holds, which is not looked at if it is a device's. */
+bool is_of_contents(const std::string& argument) {
+  return argument.find('[') != std::string::npos;
+}
+
 template <class Call>
 struct Fault {
   const char* argument;
@@ -146,13 +151,18 @@ TEST(CacheArguments, OfAppend) {
   };
   int index = 0;
   for (const auto& [argument, make, got] : faults) {
-    Append a;
-    make(a);
-    const std::vector<float> before(a.v.data(), a.v.data() + a.v.size());
-    const attnfold_status status = attnfold_append(&a.pool, &a.rows, &a.execution);
-    expect_fault(status, argument, got, index++);
-    EXPECT_TRUE(a.k.is_poisoned()) << argument;
-    EXPECT_EQ(std::memcmp(before.data(), a.v.data(), a.v.bytes()), 0) << argument;
+    for (const attnfold_backend backend : {ATTNFOLD_CPU, ATTNFOLD_CUDA}) {
+      if (backend == ATTNFOLD_CUDA && is_of_contents(argument)) continue;
+      Append a;
+      make(a);
+      a.execution.backend = backend;
+      const std::vector<float> before(a.v.data(), a.v.data() + a.v.size());
+      const attnfold_status status = attnfold_append(&a.pool, &a.rows, &a.execution);
+      expect_fault(status, argument, got, index);
+      EXPECT_TRUE(a.k.is_poisoned()) << argument;
+      EXPECT_EQ(std::memcmp(before.data(), a.v.data(), a.v.bytes()), 0) << argument;
+    }
+    ++index;
   }
 }
 
@@ -211,11 +221,16 @@ TEST(CacheArguments, OfCopyPages) {
   };
   int index = 0;
   for (const auto& [argument, make, got] : faults) {
-    Copy c;
-    make(c);
-    expect_fault(attnfold_copy_pages(&c.from, &c.to, c.pairs.data(), c.num_pairs, nullptr),
-                 argument, got, index++);
-    EXPECT_TRUE(c.untouched()) << argument;
+    for (const attnfold_backend backend : {ATTNFOLD_CPU, ATTNFOLD_CUDA}) {
+      if (backend == ATTNFOLD_CUDA && is_of_contents(argument)) continue;
+      Copy c;
+      make(c);
+      const attnfold_execution e = on_backend(backend);
+      expect_fault(attnfold_copy_pages(&c.from, &c.to, c.pairs.data(), c.num_pairs, &e), argument,
+                   got, index);
+      EXPECT_TRUE(c.untouched()) << argument;
+    }
+    ++index;
   }
 }
 
@@ -239,10 +254,11 @@ struct Slots {
     lengths.kv_indptr = indptr.data();
     lengths.kv_indices = indices.data();
   }
-  attnfold_status run() {
-    return attnfold_slot_mapping(&lengths, page_size, num_pages,
-                                 with_positions ? positions.data() : nullptr, num_slots,
-                                 slots.data());
+  attnfold_status run(attnfold_backend backend = ATTNFOLD_CPU) {
+    const attnfold_execution e = on_backend(backend);
+    return attnfold_slot_mapping_on(&lengths, page_size, num_pages,
+                                    with_positions ? positions.data() : nullptr, num_slots,
+                                    slots.data(), &e);
   }
 };
 
@@ -298,6 +314,72 @@ TEST(CacheArguments, OfSlotMapping) {
   past.lengths.kv_len = nullptr;
   past.positions = {7, 12, 0, 1, 2};
   expect_fault(past.run(), "positions[1]", "12", 0);
+}
+
+TEST(CacheArguments, OfSlotMappingOnADevice) {
+  const Fault<Slots> faults[] = {
+      {"lengths.struct_size", [](Slots& s) { s.lengths.struct_size = 1; }, "1"},
+      {"page_size", [](Slots& s) { s.page_size = 0; }, "0"},
+      {"num_pages", [](Slots& s) { s.num_pages = INT64_MAX; }},
+      {"batch", [](Slots& s) { s.lengths.batch = -1; }, "-1"},
+      {"num_slots", [](Slots& s) { s.num_slots = -1; }, "-1"},
+      {"qo_indptr", [](Slots& s) { s.lengths.qo_indptr = nullptr; }, "NULL"},
+      {"kv_len", [](Slots& s) { s.lengths.kv_len = nullptr; }, "NULL"},
+      {"block_table", [](Slots& s) { s.lengths.block_table = nullptr; }, "NULL"},
+      {"kv_indices", [](Slots& s) { s.lengths.kv_indices = s.indices.data(); }, "a pointer"},
+      {"block_table_stride", [](Slots& s) { s.lengths.block_table_stride = -1; }, "-1"},
+      {"kv_indptr", [](Slots& s) { s.use_indices(), s.lengths.kv_indptr = nullptr; }, "NULL"},
+  };
+  int index = 0;
+  for (const auto& [argument, make, got] : faults) {
+    Slots s;
+    make(s);
+    expect_fault(s.run(ATTNFOLD_CUDA), argument, got, index++);
+    EXPECT_EQ(s.slots, std::vector<int64_t>(6, 55)) << argument;
+  }
+}
+
+bool has_device() {
+  for (int32_t i = 0; i < attnfold_num_kernels(); ++i) {
+    attnfold_kernel_info info{};
+    info.struct_size = sizeof(info);
+    if (attnfold_get_kernel(i, &info) == ATTNFOLD_OK && std::string(info.isa) == "cuda")
+      return info.available;
+  }
+  return false;
+}
+
+TEST(CacheArguments, ADeviceThatIsNotHereIsUnsupportedAndNothingIsWritten) {
+  if (has_device()) GTEST_SKIP() << "there is one";
+  const attnfold_execution e = on_backend(ATTNFOLD_CUDA);
+  const auto expect_unsupported = [](attnfold_status status) {
+    EXPECT_EQ(status, ATTNFOLD_UNSUPPORTED);
+    EXPECT_TRUE(names_argument(attnfold_last_error(), "backend"));
+  };
+  Append a;
+  expect_unsupported(attnfold_append(&a.pool, &a.rows, &e));
+  EXPECT_TRUE(a.k.is_poisoned() && a.v.is_poisoned());
+  Copy c;
+  expect_unsupported(attnfold_copy_pages(&c.from, &c.to, c.pairs.data(), c.num_pairs, &e));
+  EXPECT_TRUE(c.untouched());
+  Slots s;
+  expect_unsupported(s.run(ATTNFOLD_CUDA));
+  EXPECT_EQ(s.slots, std::vector<int64_t>(6, 55));
+  attnfold_state from = ATTNFOLD_STATE_INIT, to = ATTNFOLD_STATE_INIT;
+  from.o = a.new_k.data();
+  from.lse = a.new_v.data();
+  to.o = a.k.data();
+  to.lse = a.v.data();
+  expect_unsupported(attnfold_merge_parallel(1, 1, 8, &from, 1, &to, nullptr, 0, &e));
+  expect_unsupported(attnfold_convert_state(1, 1, 8, &from, &to, &e));
+  EXPECT_TRUE(a.k.is_poisoned() && a.v.is_poisoned());
+}
+
+TEST(CacheArguments, AStreamIsTheDevices) {
+  Append a;
+  a.execution.stream = &a;
+  expect_fault(attnfold_append(&a.pool, &a.rows, &a.execution), "stream", "a pointer", 0);
+  EXPECT_TRUE(a.k.is_poisoned() && a.v.is_poisoned());
 }
 
 TEST(CacheArguments, OfSlotMappingThatAreSoundAlthoughOdd) {

@@ -28,8 +28,9 @@ struct Conversion {
     out_o.poison();
     out_lse.poison();
   }
-  attnfold_status run() const {
-    return attnfold_convert_state(rows, heads, width, &from, &to, nullptr);
+  attnfold_status run(attnfold_backend backend = ATTNFOLD_CPU) const {
+    const attnfold_execution e = on_backend(backend);
+    return attnfold_convert_state(rows, heads, width, &from, &to, &e);
   }
   int64_t rows = kRows;
   int32_t heads = kHeads, width = kWidth;
@@ -80,11 +81,14 @@ TEST(ConvertArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
   };
   int index = 0;
   for (const auto& [argument, make] : faults) {
-    Conversion c;
-    make(c);
-    EXPECT_EQ(c.run(), ATTNFOLD_INVALID_ARGUMENT) << "fault " << index << ", of " << argument;
-    EXPECT_TRUE(names_argument(attnfold_last_error(), argument)) << "fault " << index;
-    EXPECT_TRUE(c.out_o.is_poisoned() && c.out_lse.is_poisoned()) << "fault " << index;
+    for (const attnfold_backend backend : {ATTNFOLD_CPU, ATTNFOLD_CUDA}) {
+      Conversion c;
+      make(c);
+      EXPECT_EQ(c.run(backend), ATTNFOLD_INVALID_ARGUMENT)
+          << "fault " << index << ", of " << argument;
+      EXPECT_TRUE(names_argument(attnfold_last_error(), argument)) << "fault " << index;
+      EXPECT_TRUE(c.out_o.is_poisoned() && c.out_lse.is_poisoned()) << "fault " << index;
+    }
     ++index;
   }
 }

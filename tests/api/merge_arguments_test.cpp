@@ -26,8 +26,11 @@ struct Merge {
     out_o.poison();
     out_lse.poison();
   }
-  attnfold_status run() const {
-    return attnfold_merge(rows, heads, width, list, n, &out, nullptr, 0);
+  attnfold_status run(attnfold_backend backend = ATTNFOLD_CPU) const {
+    if (backend == ATTNFOLD_CPU)
+      return attnfold_merge(rows, heads, width, list, n, &out, nullptr, 0);
+    const attnfold_execution e = on_backend(backend);
+    return attnfold_merge_parallel(rows, heads, width, list, n, &out, nullptr, 0, &e);
   }
   bool untouched() const { return out_o.is_poisoned() && out_lse.is_poisoned(); }
 
@@ -79,6 +82,11 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
       {"states[1].struct_size", [](Merge& m) { m.states[1].struct_size = 0; }},
       {"out.o", [](Merge& m) { m.out.o = nullptr; }},
       {"out.lse", [](Merge& m) { m.out.lse = nullptr; }},
+      {"out.o", [](Merge& m) { m.out.o = reinterpret_cast<char*>(m.out.o) + 2; }},
+      {"states[1].lse",
+       [](Merge& m) {
+         m.states[1].lse = reinterpret_cast<float*>(reinterpret_cast<char*>(m.states[1].lse) + 1);
+       }},
       {"out.normalised",
        [](Merge& m) {
          m.out.normalised = 0;
@@ -101,16 +109,19 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
   };
   int index = 0;
   for (const auto& [argument, make] : faults) {
-    Merge m;
-    make(m);
-    std::vector<float> inputs(m.o[0].data(), m.o[0].data() + m.o[0].size());
-    EXPECT_EQ(m.run(), ATTNFOLD_INVALID_ARGUMENT) << "fault " << index << ", of " << argument;
-    const std::string text = attnfold_last_error();
-    EXPECT_EQ(text.rfind(argument, 0), 0u) << "fault " << index << ": " << text;
-    EXPECT_NE(text.find(": expected "), std::string::npos) << text;
-    EXPECT_TRUE(m.untouched()) << "fault " << index << ", of " << argument;
-    EXPECT_EQ(std::memcmp(inputs.data(), m.o[0].data(), m.o[0].bytes()), 0)
-        << "fault " << index << ", of " << argument;
+    for (const attnfold_backend backend : {ATTNFOLD_CPU, ATTNFOLD_CUDA}) {
+      Merge m;
+      make(m);
+      std::vector<float> inputs(m.o[0].data(), m.o[0].data() + m.o[0].size());
+      EXPECT_EQ(m.run(backend), ATTNFOLD_INVALID_ARGUMENT)
+          << "fault " << index << ", of " << argument;
+      const std::string text = attnfold_last_error();
+      EXPECT_EQ(text.rfind(argument, 0), 0u) << "fault " << index << ": " << text;
+      EXPECT_NE(text.find(": expected "), std::string::npos) << text;
+      EXPECT_TRUE(m.untouched()) << "fault " << index << ", of " << argument;
+      EXPECT_EQ(std::memcmp(inputs.data(), m.o[0].data(), m.o[0].bytes()), 0)
+          << "fault " << index << ", of " << argument;
+    }
     ++index;
   }
 }

@@ -68,6 +68,12 @@ inline ::testing::AssertionResult same_bytes(const Bytes& got, const Bytes& expe
                                        << at << ": expected " << a << ", got " << b;
 }
 
+inline attnfold_execution on_backend(attnfold_backend backend) {
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  e.backend = backend;
+  return e;
+}
+
 struct SmallCall {
   struct Request {
     int32_t qo_len, kv_len;

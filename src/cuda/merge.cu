@@ -1,0 +1,498 @@
+// attnfold_merge and attnfold_convert_state on the device.
+//
+// A warp takes a few (row, head) pairs.  Each side's o is read once, 16 bytes a lane, and written
+// once.  What the sides weigh is worked out by one lane for each pair (core/state.h, as on the CPU),
+// while o is on its way, and handed round by shuffles or shared memory.  A pair's elements are read
+// by the lane that writes them, and its lse by the lane that writes it: in place is safe.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/state.h"
+#include "cuda/backend.h"
+#include "cuda/device.h"
+#include "cuda/ptx.h"
+
+namespace attnfold::cuda {
+namespace {
+
+constexpr int kWarps = 4, kMaxStates = 32;
+constexpr int kLeave = -1;  // in place of a MergedRow::Kind: the row is masked, or there is none
+
+/** What both kernels are given; the states fit into the parameters of a launch. */
+template <int kMax>
+struct MergeArgs {
+  StateView out;
+  int64_t pairs;  // rows x heads
+  int32_t heads, width, n;
+  int32_t log2_lanes;  // of a pair
+  float empty_lse;
+  const uint8_t* row_mask;
+  int64_t row_mask_stride;
+  StateView states[kMax];
+};
+
+struct Pair {
+  int64_t row;
+  int32_t head;
+};
+
+template <int kMax>
+__device__ __forceinline__ Pair place_of_pair(const MergeArgs<kMax>& a, int64_t pair) {
+  if (a.pairs <= UINT32_MAX) {
+    const uint32_t p = static_cast<uint32_t>(pair), heads = static_cast<uint32_t>(a.heads);
+    return {p / heads, static_cast<int32_t>(p % heads)};
+  }
+  return {pair / a.heads, static_cast<int32_t>(pair % a.heads)};
+}
+
+template <int kMax>
+__device__ __forceinline__ bool leaves(const MergeArgs<kMax>& a, int64_t row) {
+  return a.row_mask && !a.row_mask[row * a.row_mask_stride];
+}
+
+// ------------------------------------------------------------------------------------------------
+// two normalised states of one type, packed by pair: the merge of a serving step
+
+/** Two numbers of 16 bits as floats, and back. */
+template <DType kType>
+struct Packed;
+
+template <>
+struct Packed<DType::bf16> {
+  using T = __nv_bfloat16;
+  using T2 = __nv_bfloat162;
+  static __device__ __forceinline__ float2 widen(uint32_t x) {
+    return make_float2(float_of(x << 16), float_of(x & 0xffff0000u));
+  }
+};
+
+template <>
+struct Packed<DType::f16> {
+  using T = __half;
+  using T2 = __half2;
+  static __device__ __forceinline__ float2 widen(uint32_t x) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  }
+};
+
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+/** Weighted sums of the numbers in two words, held between the two.  16-bit sums are rounded before
+ * they are held: rounding keeps order, and the bounds are numbers of the type. */
+template <DType kType>
+__device__ __forceinline__ uint32_t sum_word(uint32_t a, uint32_t b, float scale_a, float scale_b) {
+  if constexpr (kType == DType::f32) {
+    const float x = float_of(a), y = float_of(b);
+    const float sum = scale_a * x + scale_b * y;
+    return bits_of(min_or_nan(max_or_nan(sum, fminf(x, y)), fmaxf(x, y)));
+  } else {
+    using P = Packed<kType>;
+    const float2 x = P::widen(a), y = P::widen(b);
+    const uint32_t sum = pack<typename P::T>(scale_a * x.x + scale_b * y.x,
+                                             scale_a * x.y + scale_b * y.y);
+    const auto as_pair = [](const uint32_t& w) {
+      return *reinterpret_cast<const typename P::T2*>(&w);
+    };
+    const auto held = __hmin2_nan(__hmax2_nan(as_pair(sum), __hmin2(as_pair(a), as_pair(b))),
+                                  __hmax2(as_pair(a), as_pair(b)));
+    return *reinterpret_cast<const uint32_t*>(&held);
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ uint4 sum_16_bytes(uint4 a, uint4 b, float scale_a, float scale_b) {
+  return make_uint4(sum_word<kType>(a.x, b.x, scale_a, scale_b),
+                    sum_word<kType>(a.y, b.y, scale_a, scale_b),
+                    sum_word<kType>(a.z, b.z, scale_a, scale_b),
+                    sum_word<kType>(a.w, b.w, scale_a, scale_b));
+}
+
+/** As weigh_sides asks for them. */
+struct TwoSides {
+  float* scale;
+  __device__ float& value(int32_t i) const { return scale[i]; }
+  __device__ float mass(int32_t) const { return 1.0f; }
+  __device__ bool normalised(int32_t) const { return true; }
+};
+
+/** What becomes of a pair: a MergedRow::Kind or kLeave, the side to copy, and the scales.  Writes
+ * its lse. */
+struct TwoWeighed {
+  int kind, only;
+  float scale[2];
+};
+
+__device__ __forceinline__ TwoWeighed weigh_two(const MergeArgs<2>& a, int64_t pair) {
+  const Pair at = place_of_pair(a, pair);
+  if (leaves(a, at.row)) return {kLeave, -1, {}};
+  const float stored[2] = {stored_lse(a.states[0], at.row, at.head),
+                           stored_lse(a.states[1], at.row, at.head)};
+  TwoWeighed w{kLeave, -1,
+               {natural_lse(a.states[0], stored[0]), natural_lse(a.states[1], stored[1])}};
+  const MergedRow merged = weigh_sides(TwoSides{w.scale}, 2);
+  w.kind = merged.kind;
+  w.only = merged.only;
+  float lse = a.empty_lse;
+  if (merged.kind == MergedRow::kSum) lse = rebased_lse(merged.lse, false, a.out.base2);
+  if (merged.kind == MergedRow::kCopy)
+    lse = rebased_lse(merged.only ? stored[1] : stored[0],
+                      merged.only ? a.states[1].base2 : a.states[0].base2, a.out.base2);
+  a.out.lse[a.out.lse_index(at.row, at.head)] = lse;
+  return w;
+}
+
+constexpr int kSteps = 4;  // loads of a lane from each side that are on their way at once
+
+template <DType kType>
+__global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__ MergeArgs<2> a) {
+  constexpr int kBytes = dtype_bytes(kType);
+  let_next_kernel_start();
+  wait_for_previous_kernels();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int at_once = 32 >> a.log2_lanes, of_warp = kSteps * at_once;  // pairs
+  const int sub = lane >> a.log2_lanes;
+  const int64_t byte = (lane & ((1 << a.log2_lanes) - 1)) * 16;
+  const bool inside = byte < a.width * kBytes;
+  const int64_t stride = int64_t{gridDim.x} * kWarps * of_warp;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + warp) * of_warp; first < a.pairs;
+       first += stride) {
+    uint4 x[2][kSteps];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const int64_t pair = first + k * at_once + sub;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        x[s][k] = make_uint4(0, 0, 0, 0);
+        if (inside && pair < a.states[s].num_rows * a.heads)
+          x[s][k] = __ldcs(reinterpret_cast<const uint4*>(
+              a.states[s].o + pair * a.states[s].o_head * kBytes + byte));
+      }
+    }
+    TwoWeighed w{kLeave, -1, {}};
+    if (lane < of_warp && first + lane < a.pairs) w = weigh_two(a, first + lane);
+    const unsigned sums = __ballot_sync(~0u, w.kind == MergedRow::kSum);
+    const unsigned seconds = __ballot_sync(~0u, w.only == 1);
+    const unsigned copies = __ballot_sync(~0u, w.kind == MergedRow::kCopy);
+    const unsigned empties = __ballot_sync(~0u, w.kind == MergedRow::kEmpty);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const int index = k * at_once + sub;
+      const unsigned bit = 1u << index;
+      const float scale_a = __shfl_sync(~0u, w.scale[0], index),
+                  scale_b = __shfl_sync(~0u, w.scale[1], index);
+      if (!inside || !((sums | copies | empties) & bit)) continue;
+      uint4 y = make_uint4(0, 0, 0, 0);
+      if (sums & bit) {
+        y = sum_16_bytes<kType>(x[0][k], x[1][k], scale_a, scale_b);
+      } else if (copies & bit) {
+        y = seconds & bit ? x[1][k] : x[0][k];
+      }
+      __stcs(reinterpret_cast<uint4*>(a.out.o + (first + index) * a.out.o_head * kBytes + byte), y);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------
+// any states
+
+constexpr int kPiece = 8;   // elements of a lane
+constexpr int kPairs = 8;   // of a warp
+constexpr int kBatch = 4;   // sides whose elements are on their way at once
+
+struct alignas(16) Piece {
+  uint32_t words[kPiece];
+};
+
+/** `n` of the elements at p: as vectors, if there are all and p allows it. */
+__device__ __forceinline__ void load_piece(const char* p, DType type, int n, Piece* piece) {
+  uint4* const to = reinterpret_cast<uint4*>(piece);
+  if (n == kPiece && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+    to[0] = reinterpret_cast<const uint4*>(p)[0];
+    if (type == DType::f32) to[1] = reinterpret_cast<const uint4*>(p)[1];
+    return;
+  }
+  if (type == DType::f32) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i)
+      piece->words[i] = i < n ? reinterpret_cast<const uint32_t*>(p)[i] : 0;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece / 2; ++i) {
+    const uint16_t* const from = reinterpret_cast<const uint16_t*>(p);
+    const uint32_t low = 2 * i < n ? from[2 * i] : 0, high = 2 * i + 1 < n ? from[2 * i + 1] : 0;
+    piece->words[i] = low | high << 16;
+  }
+}
+
+__device__ __forceinline__ void store_piece(char* p, DType type, int n, const Piece& piece) {
+  const uint4* const from = reinterpret_cast<const uint4*>(&piece);
+  if (n == kPiece && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+    reinterpret_cast<uint4*>(p)[0] = from[0];
+    if (type == DType::f32) reinterpret_cast<uint4*>(p)[1] = from[1];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    if (i >= n) continue;
+    if (type == DType::f32) {
+      reinterpret_cast<uint32_t*>(p)[i] = piece.words[i];
+    } else {
+      reinterpret_cast<uint16_t*>(p)[i] =
+          static_cast<uint16_t>(piece.words[i / 2] >> (i % 2 ? 16 : 0));
+    }
+  }
+}
+
+/** Element i; i is a constant wherever this is unrolled. */
+__device__ __forceinline__ float element(const Piece& piece, DType type, int i) {
+  if (type == DType::f32) return float_of(piece.words[i]);
+  const uint16_t half = static_cast<uint16_t>(piece.words[i / 2] >> (i % 2 ? 16 : 0));
+  return type == DType::f16 ? f16_to_f32(half) : bf16_to_f32(half);
+}
+
+__device__ __forceinline__ Piece narrow(const float (&x)[kPiece], DType type) {
+  Piece piece;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    if (type == DType::f32) {
+      piece.words[i] = bits_of(x[i]);
+    } else {
+      const uint32_t half = type == DType::f16 ? f32_to_f16(x[i]) : f32_to_bf16(x[i]);
+      if (i % 2 == 0) {
+        piece.words[i / 2] = half;
+      } else {
+        piece.words[i / 2] |= half << 16;
+      }
+    }
+  }
+  return piece;
+}
+
+/** What one lane found out about a pair, for the lanes that sum it. */
+struct alignas(16) WeighedPair {
+  int64_t row;
+  int32_t head;
+  int16_t kind;  // a MergedRow::Kind, or kLeave
+  int16_t detail;  // of a copy: the side; of a sum: whether it is bounded
+};
+
+/** Of the states of a warp: value and mass at [side][pair]. */
+struct ManySides {
+  const MergeArgs<kMaxStates>& args;
+  float *values, *masses;
+  int pair;
+  __device__ float& value(int32_t i) const { return values[i * kPairs + pair]; }
+  __device__ float mass(int32_t i) const { return masses[i * kPairs + pair]; }
+  __device__ bool normalised(int32_t i) const { return args.states[i].normalised; }
+};
+
+/** Weighs one pair and writes its lse and l. */
+__device__ __forceinline__ void weigh_many(const MergeArgs<kMaxStates>& a, const ManySides& sides,
+                                           const Pair& at, WeighedPair* out) {
+  *out = {at.row, at.head, kLeave, 0};
+  if (leaves(a, at.row)) return;
+  const MergedRow merged = weigh_sides(sides, a.n);
+  out->kind = static_cast<int16_t>(merged.kind);
+  out->detail = static_cast<int16_t>(merged.is_bounded);
+  float lse = a.empty_lse;
+  if (merged.kind == MergedRow::kSum) lse = rebased_lse(merged.lse, false, a.out.base2);
+  if (merged.kind == MergedRow::kCopy) {
+    const StateView& s = a.states[merged.only];
+    lse = rebased_lse(stored_lse(s, at.row, at.head), s.base2, a.out.base2);
+    out->detail = static_cast<int16_t>(merged.only);
+  }
+  const int64_t index = a.out.lse_index(at.row, at.head);
+  a.out.lse[index] = lse;
+  if (!a.out.normalised) a.out.l[index] = merged.kind == MergedRow::kEmpty ? 0.0f : 1.0f;
+}
+
+/** n elements of a pair, from element d on: summed over its sides, in their order. */
+__device__ __forceinline__ Piece sum_piece(const MergeArgs<kMaxStates>& a, const ManySides& sides,
+                                           const WeighedPair& pair, int64_t d, int n) {
+  float sum[kPiece], low[kPiece], high[kPiece];
+  bool is_first = true;
+  for (int32_t begin = 0; begin < a.n; begin += kBatch) {
+    Piece piece[kBatch];
+    float scale[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int32_t i = begin + u;
+      scale[u] = i < a.n ? sides.value(i) : kNoKeys;
+      if (scale[u] == kNoKeys) continue;
+      const StateView& s = a.states[i];
+      load_piece(s.o_at(pair.row, pair.head) + d * dtype_bytes(s.o_dtype), s.o_dtype, n, &piece[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      if (scale[u] == kNoKeys) continue;
+      const DType type = a.states[begin + u].o_dtype;
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) {
+        const float x = element(piece[u], type, e), term = scale[u] * x;
+        sum[e] = is_first ? term : sum[e] + term;
+        low[e] = is_first || x < low[e] ? x : low[e];
+        high[e] = is_first || x > high[e] ? x : high[e];
+      }
+      is_first = false;
+    }
+  }
+  if (pair.detail) {
+#pragma unroll
+    for (int e = 0; e < kPiece; ++e) sum[e] = within(sum[e], low[e], high[e]);
+  }
+  return narrow(sum, a.out.o_dtype);
+}
+
+/** The same of a pair with one side: its bits, if the types are the same. */
+__device__ __forceinline__ Piece copy_piece(const MergeArgs<kMaxStates>& a, const WeighedPair& pair,
+                                            int64_t d, int n) {
+  const StateView& s = a.states[pair.detail];
+  Piece piece;
+  load_piece(s.o_at(pair.row, pair.head) + d * dtype_bytes(s.o_dtype), s.o_dtype, n, &piece);
+  if (s.o_dtype == a.out.o_dtype) return piece;
+  float x[kPiece];
+#pragma unroll
+  for (int e = 0; e < kPiece; ++e) x[e] = element(piece, s.o_dtype, e);
+  return narrow(x, a.out.o_dtype);
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    merge_many(const __grid_constant__ MergeArgs<kMaxStates> a) {
+  extern __shared__ float shared[];  // value and mass, [warp][2][side][pair]
+  __shared__ WeighedPair weighed[kWarps][kPairs];
+  let_next_kernel_start();
+  wait_for_previous_kernels();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  float* const values = shared + warp * 2 * a.n * kPairs;
+  const ManySides mine{a, values, values + a.n * kPairs, lane % kPairs};
+  const int lanes = 1 << a.log2_lanes, at_once = 32 >> a.log2_lanes;
+  const int64_t stride = int64_t{gridDim.x} * kWarps * kPairs;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + warp) * kPairs; first < a.pairs;
+       first += stride) {
+    const int64_t pair = first + lane % kPairs;
+    const bool exists = pair < a.pairs;
+    const Pair at = place_of_pair(a, exists ? pair : 0);
+    for (int32_t i = lane / kPairs; exists && i < a.n; i += 32 / kPairs) {
+      const StateView& s = a.states[i];
+      const float lse = natural_lse(s, stored_lse(s, at.row, at.head));
+      mine.value(i) = lse;
+      if (!s.normalised && lse != kNoKeys)
+        mine.masses[i * kPairs + mine.pair] = s.l[s.lse_index(at.row, at.head)];
+    }
+    __syncwarp();
+    if (lane < kPairs) {
+      weighed[warp][lane].kind = kLeave;
+      if (exists) weigh_many(a, mine, at, &weighed[warp][lane]);
+    }
+    __syncwarp();
+    for (int p = lane >> a.log2_lanes; p < kPairs; p += at_once) {
+      const WeighedPair w = weighed[warp][p];
+      if (w.kind == kLeave) continue;
+      const ManySides sides{a, values, values + a.n * kPairs, p};
+      char* const out = a.out.o_at(w.row, w.head);
+      for (int64_t d = (lane & (lanes - 1)) * kPiece; d < a.width; d += lanes * kPiece) {
+        const int n = a.width - d < kPiece ? static_cast<int>(a.width - d) : kPiece;
+        Piece piece{};
+        if (w.kind == MergedRow::kSum) piece = sum_piece(a, sides, w, d, n);
+        if (w.kind == MergedRow::kCopy) piece = copy_piece(a, w, d, n);
+        store_piece(out + d * dtype_bytes(a.out.o_dtype), a.out.o_dtype, n, piece);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// ------------------------------------------------------------------------------------------------
+
+/** Elements from a pair's o to the next one's, or -1 if that is not one number. */
+int64_t pair_stride(const MergeWork& w, const StateView& s) {
+  if (w.heads == 1) return s.o_row;
+  return w.rows <= 1 || s.o_row == w.heads * s.o_head ? s.o_head : -1;
+}
+
+/** Whether merge_two serves it. */
+bool is_plain(const MergeWork& w) {
+  if (w.states.size() != 2) return false;
+  const int bytes = dtype_bytes(w.out.o_dtype);
+  const int64_t row_bytes = int64_t{w.width} * bytes;
+  if (row_bytes % 16 != 0 || row_bytes > 32 * 16) return false;
+  const auto plain = [&](const StateView& s) {
+    const int64_t stride = pair_stride(w, s);
+    return s.o_dtype == w.out.o_dtype && s.normalised && stride != -1 &&
+           stride * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(s.o) % 16 == 0;
+  };
+  return plain(w.out) && plain(w.states[0]) && plain(w.states[1]);
+}
+
+/** log2 of the lanes that hold `pieces`, between 4 and 32. */
+int32_t log2_lanes(int64_t pieces) {
+  int32_t log2 = 2;
+  while (log2 < 5 && int64_t{1} << log2 < pieces) ++log2;
+  return log2;
+}
+
+template <int kMax>
+MergeArgs<kMax> args_of(const MergeWork& w) {
+  MergeArgs<kMax> a{};
+  a.out = w.out;
+  a.pairs = w.rows * w.heads;
+  a.heads = w.heads;
+  a.width = w.width;
+  a.n = static_cast<int32_t>(w.states.size());
+  a.empty_lse = w.empty_lse;
+  a.row_mask = w.row_mask;
+  a.row_mask_stride = w.row_mask_stride;
+  std::copy(w.states.begin(), w.states.end(), a.states);
+  return a;
+}
+
+unsigned blocks_for(int64_t pairs, int64_t pairs_of_block) {
+  return static_cast<unsigned>(
+      std::min<int64_t>((pairs + pairs_of_block - 1) / pairs_of_block, INT32_MAX));
+}
+
+}  // namespace
+
+Status merge(const MergeWork& w, const attnfold_execution& execution) {
+  int device;
+  ATTNFOLD_RETURN_IF_ERROR(choose_device(execution, &device));
+  if (w.states.size() > kMaxStates) {
+    return {ATTNFOLD_UNSUPPORTED, "n: expected 0.." + std::to_string(kMaxStates) +
+                                      " on CUDA, got " + std::to_string(w.states.size())};
+  }
+  const int64_t pairs = w.rows * w.heads;
+  if (pairs == 0) return {};
+  const CurrentDevice current(device);
+  if (is_plain(w)) {
+    MergeArgs<2> a = args_of<2>(w);
+    for (StateView* s : {&a.out, &a.states[0], &a.states[1]}) s->o_head = pair_stride(w, *s);
+    a.log2_lanes = log2_lanes(int64_t{w.width} * dtype_bytes(w.out.o_dtype) / 16);
+    const void* const kernel =
+        w.out.o_dtype == DType::f32   ? reinterpret_cast<const void*>(merge_two<DType::f32>)
+        : w.out.o_dtype == DType::f16 ? reinterpret_cast<const void*>(merge_two<DType::f16>)
+                                      : reinterpret_cast<const void*>(merge_two<DType::bf16>);
+    return launch_overlapped(kernel, blocks_for(pairs, kWarps * kSteps * (32 >> a.log2_lanes)),
+                             kWarps * 32, 0, execution.stream, &a);
+  }
+  MergeArgs<kMaxStates> a = args_of<kMaxStates>(w);
+  a.log2_lanes = log2_lanes((int64_t{w.width} + kPiece - 1) / kPiece);
+  const size_t shared = sizeof(float) * kWarps * 2 * kPairs * w.states.size();
+  return launch_overlapped(reinterpret_cast<const void*>(merge_many),
+                           blocks_for(pairs, kWarps * kPairs), kWarps * 32, shared,
+                           execution.stream, &a);
+}
+
+}  // namespace attnfold::cuda
