@@ -4,9 +4,14 @@
 enable_language(CUDA)
 find_package(CUDAToolkit 12.0 REQUIRED)
 
+# Builds for compute-sanitizer (tests/cuda/sanitize.sh).
+option(ATTNFOLD_EVERY_LANE_ARRIVES "Every lane arrives on the barriers, as racecheck needs it; slower" OFF)
+option(ATTNFOLD_DROP_A_WAIT "Leaves a wait out: a fault for racecheck to find" OFF)
+
 # attnfold_compile_cuda(target): how the .cu files of a target are compiled.
 function(attnfold_compile_cuda target)
-  target_compile_definitions(${target} PRIVATE ATTNFOLD_WITH_CUDA)
+  target_compile_definitions(${target} PRIVATE ATTNFOLD_WITH_CUDA
+    $<$<BOOL:${ATTNFOLD_EVERY_LANE_ARRIVES}>:ATTNFOLD_EVERY_LANE_ARRIVES> $<$<BOOL:${ATTNFOLD_DROP_A_WAIT}>:ATTNFOLD_DROP_A_WAIT>)
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80>"

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -17,6 +16,7 @@
 
 #include "attnfold/attnfold.h"
 #include "bench_cuda.h"
+#include "bench_graph.cuh"
 
 namespace attnfold::tools {
 namespace {
@@ -82,26 +82,6 @@ std::vector<Shape> all_shapes() {
   };
 }
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-void check(attnfold_status status, const char* what) {
-  if (status != ATTNFOLD_OK)
-    throw std::runtime_error(std::string(what) + ": " + attnfold_last_error());
-}
-
-/** Bits of bfloat16 numbers in about (-2, 2). */
-__global__ void fill_random(uint16_t* to, size_t n) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;
-       i += size_t{gridDim.x} * blockDim.x) {
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    const float u = static_cast<float>(x >> 40) * 0x1p-23f * 1.7f - 1.7f;
-    to[i] = static_cast<uint16_t>(__float_as_uint(u) >> 16);
-  }
-}
-
 /** Reads everything once, writes (practically) nothing. */
 template <int kUnroll>
 __global__ void plain_read(const uint4* from, size_t n, uint32_t* out) {
@@ -120,49 +100,6 @@ __global__ void plain_read(const uint4* from, size_t n, uint32_t* out) {
     for (int u = 0; u < kUnroll; ++u) sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
   }
   if (sum == 0x9e3779b9u) *out = sum;
-}
-
-/** A graph of calls one after the other. */
-class Graph {
- public:
-  Graph(cudaStream_t stream, int num_calls, const std::function<void(int)>& call)
-      : stream_(stream), num_calls_(num_calls) {
-    cudaGraph_t graph;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    for (int i = 0; i < num_calls; ++i) call(i);
-    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
-    cudaGraphDestroy(graph);
-    check(cudaEventCreate(&begin_), "cudaEventCreate");
-    check(cudaEventCreate(&end_), "cudaEventCreate");
-    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(exec_);
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
-  }
-  double replay_us() {  // of one call
-    float ms = 0;
-    check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
-    check(cudaEventRecord(end_, stream_), "cudaEventRecord");
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
-    return ms * 1e3 / num_calls_;
-  }
-
- private:
-  cudaStream_t stream_;
-  int num_calls_;
-  cudaGraphExec_t exec_{};
-  cudaEvent_t begin_{}, end_{};
-};
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<long>(v.size() / 2), v.end());
-  return v[v.size() / 2];
 }
 
 template <class T>
@@ -311,6 +248,26 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
   return {bytes / 1e6, read, median(attend_us)};
 }
 
+/** The table of merges, and its part of the JSON. */
+void print_merges(const std::vector<std::string>& shapes, cudaStream_t stream, int replays,
+                  FILE* out) {
+  std::printf("\n%-14s %8s %9s %9s %8s\n", "merge", "tokens", "plain us", "us", "GB/s");
+  if (out) std::fprintf(out, "\n], \"merge\": [");
+  bool first = true;
+  for (const int tokens : {256, 4096, 16384}) {
+    const std::string name = "M" + std::to_string(tokens);
+    if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), name) == shapes.end()) continue;
+    const MergeTime m = time_merge(tokens, stream, replays);
+    std::printf("%-14s %8d %9.2f %9.2f %8.0f\n", name.c_str(), tokens, m.plain_us, m.us, m.gb_per_s);
+    std::fflush(stdout);
+    if (out)
+      std::fprintf(out,
+                   "%s\n {\"shape\": \"%s\", \"plain_us\": %.3f, \"us\": %.3f, \"gb_per_s\": %.1f}",
+                   first ? "" : ",", name.c_str(), m.plain_us, m.us, m.gb_per_s);
+    first = false;
+  }
+}
+
 }  // namespace
 
 void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::string& json_file) {
@@ -344,6 +301,7 @@ void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::
                    first ? "" : ",", s.name, r.kv_mb, r.read_us, r.attend_us);
     first = false;
   }
+  print_merges(shapes, stream, replays, out);
   if (out) std::fprintf(out, "\n]}\n"), std::fclose(out);
   cudaFree(pools.k);
   cudaFree(pools.v);
