@@ -107,7 +107,8 @@ struct Arrays {
 Status check_alignment(const Owner& owner, const Array& a) {
   const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) % a.bytes;
   if (past == 0) return {};
-  return invalid(owner.field(a.field), "an address that is a multiple of " + std::to_string(a.bytes),
+  return invalid(owner.field(a.field),
+                 "an address that is a multiple of " + std::to_string(a.bytes),
                  "one that is " + std::to_string(past) + " past it");
 }
 
@@ -218,11 +219,10 @@ Status run(Work work, const attnfold_execution* execution) {
   attnfold_execution e;
   ATTNFOLD_RETURN_IF_ERROR(validate_execution(execution, &e));
   if (e.backend == ATTNFOLD_CUDA) {
-    return cuda::merge({work.states, work.out, work.shape.rows,
-                        static_cast<int32_t>(work.shape.heads),
-                        static_cast<int32_t>(work.shape.width), work.empty_lse, work.mask.data,
-                        work.mask.stride},
-                       e);
+    return cuda::merge(
+        {work.states, work.out, work.shape.rows, static_cast<int32_t>(work.shape.heads),
+         static_cast<int32_t>(work.shape.width), work.empty_lse, work.mask.data, work.mask.stride},
+        e);
   }
   const cpu::Threads threads = cpu::threads_of(e);
   work.num_shares = static_cast<int32_t>(

@@ -57,8 +57,7 @@ MergeTime time_merge(int tokens, cudaStream_t stream, int replays) {
     for (int s = 0; s < 3; ++s) {
       states[s].o = array(set, s);
       states[s].o_dtype = ATTNFOLD_BF16;
-      states[s].lse =
-          reinterpret_cast<float*>(lse) + (static_cast<size_t>(set) * 3 + s) * pairs;
+      states[s].lse = reinterpret_cast<float*>(lse) + (static_cast<size_t>(set) * 3 + s) * pairs;
     }
     check(attnfold_merge_parallel(tokens, kHeads, kDim, states, 2, &states[2], nullptr, 0, &e),
           "attnfold_merge_parallel");
@@ -67,8 +66,9 @@ MergeTime time_merge(int tokens, cudaStream_t stream, int replays) {
   Graph plain(stream, calls, [&](int i) {
     const int set = i % sets;
     plain_merge<<<static_cast<unsigned>((words + 1023) / 1024), 256, 0, stream>>>(
-        reinterpret_cast<const uint4*>(array(set, 0)), reinterpret_cast<const uint4*>(array(set, 1)),
-        reinterpret_cast<uint4*>(array(set, 2)), words);
+        reinterpret_cast<const uint4*>(array(set, 0)),
+        reinterpret_cast<const uint4*>(array(set, 1)), reinterpret_cast<uint4*>(array(set, 2)),
+        words);
   });
   std::vector<double> merge_us, plain_us;
   for (int i = 0; i < replays; ++i) {

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int32_t kMaxBatch = 1 << 24;  // as attnfold_problem.max_batch
 
-
 Status check_row_offsets(const int32_t* qo_indptr, int32_t batch, int64_t num_slots) {
   ATTNFOLD_RETURN_IF_ERROR(check_array("qo_indptr", qo_indptr, sizeof(int32_t)));
   if (qo_indptr[0] != 0) return invalid(indexed("qo_indptr", 0), "0", qo_indptr[0]);

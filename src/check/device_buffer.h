@@ -24,7 +24,8 @@ class DeviceBuffer {
     require_cuda(cudaMemset(data(), kPoison, bytes), "cudaMemset");
   }
   DeviceBuffer(const void* from, size_t bytes) : DeviceBuffer(bytes) {
-    if (bytes > 0) require_cuda(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    if (bytes > 0)
+      require_cuda(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -38,13 +39,14 @@ class DeviceBuffer {
   size_t size() const { return bytes_; }
 
   void read(void* to) const {
-    if (bytes_ > 0) require_cuda(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (bytes_ > 0)
+      require_cuda(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
   }
   bool canaries_whole() const {
     unsigned char edges[2][kCanaryBytes];
     require_cuda(cudaMemcpy(edges[0], base_, kCanaryBytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
     require_cuda(cudaMemcpy(edges[1], data() + bytes_, kCanaryBytes, cudaMemcpyDeviceToHost),
-            "cudaMemcpy");
+                 "cudaMemcpy");
     for (const auto& edge : edges)
       for (const unsigned char byte : edge)
         if (byte != kCanary) return false;

@@ -18,8 +18,8 @@ ATTNFOLD_HD inline SlotPlace place_of_slot(int64_t slot, int32_t page_size) {
   return {page, static_cast<int32_t>(slot - page * page_size)};
 }
 
-/** k or v of new tokens, and where it goes.  A scale stands at [page, token, head] if it is written,
- * at [head] if it is given; both are null in a pool of 16 or 32 bits. */
+/** k or v of new tokens, and where it goes.  A scale stands at [page, token, head] if it is
+ * written, at [head] if it is given; both are null in a pool of 16 or 32 bits. */
 struct AppendPart {
   View<const char> from;  // no pages
   View<char> to;

@@ -1,9 +1,9 @@
 // attnfold_append on the device.
 //
-// A block takes a few tokens.  It first finds out which of them are the last for their slot: its own
-// slots go into a table in shared memory, and the slots of all later tokens are looked up there.
-// Then a few lanes carry each row (k or v of a token and head) over, 8 elements a lane, with the
-// conversions of core/cache.h.  Rows move once; slots are read by every block before their own.
+// A block takes a few tokens.  It first finds out which of them are the last for their slot: its
+// own slots go into a table in shared memory, and the slots of all later tokens are looked up
+// there. Then a few lanes carry each row (k or v of a token and head) over, 8 elements a lane, with
+// the conversions of core/cache.h.  Rows move once; slots are read by every block before their own.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,16 +16,16 @@ namespace attnfold::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 8;              // elements of a lane: head dims are multiples of 8
-constexpr int32_t kMaxTokens = 1024;   // of a block
+constexpr int kPiece = 8;             // elements of a lane: head dims are multiples of 8
+constexpr int32_t kMaxTokens = 1024;  // of a block
 constexpr int32_t kBlocksPerSm = 8;
-constexpr int64_t kFree = -1;          // an entry of the table without a slot
+constexpr int64_t kFree = -1;  // an entry of the table without a slot
 
 struct AppendArgs {
   AppendWork work;
-  int32_t tokens;       // of a block
-  int32_t log2_table;   // entries
-  int32_t log2_lanes;   // of a row
+  int32_t tokens;      // of a block
+  int32_t log2_table;  // entries
+  int32_t log2_lanes;  // of a row
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -51,9 +51,8 @@ struct SlotTable {
   __device__ __forceinline__ void insert(int64_t slot, int32_t token) const {
     int32_t i = hash(slot);
     for (;; i = (i + 1) & mask()) {
-      const unsigned long long before =
-          atomicCAS(slots + i, static_cast<unsigned long long>(kFree),
-                    static_cast<unsigned long long>(slot));
+      const unsigned long long before = atomicCAS(slots + i, static_cast<unsigned long long>(kFree),
+                                                  static_cast<unsigned long long>(slot));
       if (before == static_cast<unsigned long long>(kFree) ||
           before == static_cast<unsigned long long>(slot))
         break;
@@ -181,9 +180,9 @@ __device__ __forceinline__ bool find_way(const AppendArgs& a, const SlotPlace* p
   way->head = is_v ? row.rest - w.kv_heads : row.rest;
   const View<const char>& from = way->part->from;
   const View<char>& to = way->part->to;
-  way->from = from.data + ((int64_t{first} + row.token) * from.stride_token +
-                           way->head * from.stride_head) *
-                              dtype_bytes(kFrom);
+  way->from = from.data +
+              ((int64_t{first} + row.token) * from.stride_token + way->head * from.stride_head) *
+                  dtype_bytes(kFrom);
   way->to = to.data + (way->place.page * to.stride_page + way->place.offset * to.stride_token +
                        way->head * to.stride_head) *
                           dtype_bytes(kTo);
@@ -213,16 +212,15 @@ __device__ __forceinline__ float scale_for(const AppendArgs& a, const RowWay& wa
   const float scale = scale_of(magnitude, kTo);
   const View<char>& to = way.part->scale;
   if (lane == 0) {
-    reinterpret_cast<float*>(to.data)[way.place.page * to.stride_page +
-                                      way.place.offset * to.stride_token +
-                                      way.head * to.stride_head] = scale;
+    reinterpret_cast<float*>(
+        to.data)[way.place.page * to.stride_page + way.place.offset * to.stride_token +
+                 way.head * to.stride_head] = scale;
   }
   return scale;
 }
 
 template <DType kFrom, DType kTo>
-__global__ void __launch_bounds__(kThreads)
-    append_rows(const __grid_constant__ AppendArgs a) {
+__global__ void __launch_bounds__(kThreads) append_rows(const __grid_constant__ AppendArgs a) {
   constexpr int kRows = is_8_bit(kTo) ? 1 : 4;  // of a lane, on their way at once
   extern __shared__ unsigned long long shared[];
   const AppendWork& w = a.work;
@@ -232,8 +230,8 @@ __global__ void __launch_bounds__(kThreads)
   let_next_kernel_start();
   wait_for_previous_kernels();
   const int32_t first = static_cast<int32_t>(blockIdx.x) * a.tokens;
-  const int32_t count = static_cast<int32_t>(
-      w.num_tokens - first < a.tokens ? w.num_tokens - first : a.tokens);
+  const int32_t count =
+      static_cast<int32_t>(w.num_tokens - first < a.tokens ? w.num_tokens - first : a.tokens);
   find_places(a, table, first, count, places);
 
   const int32_t lanes = 1 << a.log2_lanes, lane = static_cast<int32_t>(threadIdx.x) & (lanes - 1);
@@ -263,9 +261,8 @@ __global__ void __launch_bounds__(kThreads)
         store_piece(way[0].to + e, out);
       }
     } else {
-      const int32_t width = w.num_parts > 1 && w.part[1].width > w.part[0].width
-                                ? w.part[1].width
-                                : w.part[0].width;
+      const int32_t width =
+          w.num_parts > 1 && w.part[1].width > w.part[0].width ? w.part[1].width : w.part[0].width;
       for (int32_t e = lane * kPiece; e < width; e += lanes * kPiece) {
         Piece<kFrom> in[kRows];
 #pragma unroll
@@ -316,8 +313,8 @@ Status append(const AppendWork& work, const attnfold_execution& execution) {
       cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
   AppendArgs a{work, 1, 1, 0};
   const int64_t room = int64_t{num_sms} * kBlocksPerSm;
-  a.tokens = static_cast<int32_t>(
-      std::min<int64_t>((work.num_tokens + room - 1) / room, kMaxTokens));
+  a.tokens =
+      static_cast<int32_t>(std::min<int64_t>((work.num_tokens + room - 1) / room, kMaxTokens));
   while (1 << a.log2_table < 2 * a.tokens) ++a.log2_table;
   int32_t width = work.part[0].width;
   if (work.num_parts > 1) width = std::max(width, work.part[1].width);

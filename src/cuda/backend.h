@@ -42,8 +42,8 @@ struct MergeWork {
   int64_t row_mask_stride;
 };
 
-// What follows launches on `execution`'s stream and returns; arrays are device memory, and what they
-// hold is the caller's word.  Slots and pages that a pool does not have are passed over.
+// What follows launches on `execution`'s stream and returns; arrays are device memory, and what
+// they hold is the caller's word.  Slots and pages that a pool does not have are passed over.
 
 Status merge(const MergeWork& work, const attnfold_execution& execution);
 Status append(const AppendWork& work, const attnfold_execution& execution);

@@ -46,7 +46,8 @@ Status choose_device(const attnfold_execution& execution, int* device) {
 
 Status launch_overlapped(const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
                          void* stream, const void* args) {
-  cudaFuncAttributes attributes;  // loads it, which must not happen within a launch that is captured
+  cudaFuncAttributes
+      attributes;  // loads it, which must not happen within a launch that is captured
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernel));
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -1,9 +1,9 @@
 // attnfold_merge and attnfold_convert_state on the device.
 //
 // A warp takes a few (row, head) pairs.  Each side's o is read once, 16 bytes a lane, and written
-// once.  What the sides weigh is worked out by one lane for each pair (core/state.h, as on the CPU),
-// while o is on its way, and handed round by shuffles or shared memory.  A pair's elements are read
-// by the lane that writes them, and its lse by the lane that writes it: in place is safe.
+// once.  What the sides weigh is worked out by one lane for each pair (core/state.h, as on the
+// CPU), while o is on its way, and handed round by shuffles or shared memory.  A pair's elements
+// are read by the lane that writes them, and its lse by the lane that writes it: in place is safe.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -100,8 +100,8 @@ __device__ __forceinline__ uint32_t sum_word(uint32_t a, uint32_t b, float scale
   } else {
     using P = Packed<kType>;
     const float2 x = P::widen(a), y = P::widen(b);
-    const uint32_t sum = pack<typename P::T>(scale_a * x.x + scale_b * y.x,
-                                             scale_a * x.y + scale_b * y.y);
+    const uint32_t sum =
+        pack<typename P::T>(scale_a * x.x + scale_b * y.x, scale_a * x.y + scale_b * y.y);
     const auto as_pair = [](const uint32_t& w) {
       return *reinterpret_cast<const typename P::T2*>(&w);
     };
@@ -113,10 +113,9 @@ __device__ __forceinline__ uint32_t sum_word(uint32_t a, uint32_t b, float scale
 
 template <DType kType>
 __device__ __forceinline__ uint4 sum_16_bytes(uint4 a, uint4 b, float scale_a, float scale_b) {
-  return make_uint4(sum_word<kType>(a.x, b.x, scale_a, scale_b),
-                    sum_word<kType>(a.y, b.y, scale_a, scale_b),
-                    sum_word<kType>(a.z, b.z, scale_a, scale_b),
-                    sum_word<kType>(a.w, b.w, scale_a, scale_b));
+  return make_uint4(
+      sum_word<kType>(a.x, b.x, scale_a, scale_b), sum_word<kType>(a.y, b.y, scale_a, scale_b),
+      sum_word<kType>(a.z, b.z, scale_a, scale_b), sum_word<kType>(a.w, b.w, scale_a, scale_b));
 }
 
 /** As weigh_sides asks for them. */
@@ -139,8 +138,8 @@ __device__ __forceinline__ TwoWeighed weigh_two(const MergeArgs<2>& a, int64_t p
   if (leaves(a, at.row)) return {kLeave, -1, {}};
   const float stored[2] = {stored_lse(a.states[0], at.row, at.head),
                            stored_lse(a.states[1], at.row, at.head)};
-  TwoWeighed w{kLeave, -1,
-               {natural_lse(a.states[0], stored[0]), natural_lse(a.states[1], stored[1])}};
+  TwoWeighed w{
+      kLeave, -1, {natural_lse(a.states[0], stored[0]), natural_lse(a.states[1], stored[1])}};
   const MergedRow merged = weigh_sides(TwoSides{w.scale}, 2);
   w.kind = merged.kind;
   w.only = merged.only;
@@ -207,9 +206,9 @@ __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__
 // ------------------------------------------------------------------------------------------------
 // any states
 
-constexpr int kPiece = 8;   // elements of a lane
-constexpr int kPairs = 8;   // of a warp
-constexpr int kBatch = 4;   // sides whose elements are on their way at once
+constexpr int kPiece = 8;  // elements of a lane
+constexpr int kPairs = 8;  // of a warp
+constexpr int kBatch = 4;  // sides whose elements are on their way at once
 
 struct alignas(16) Piece {
   uint32_t words[kPiece];
@@ -285,7 +284,7 @@ __device__ __forceinline__ Piece narrow(const float (&x)[kPiece], DType type) {
 struct alignas(16) WeighedPair {
   int64_t row;
   int32_t head;
-  int16_t kind;  // a MergedRow::Kind, or kLeave
+  int16_t kind;    // a MergedRow::Kind, or kLeave
   int16_t detail;  // of a copy: the side; of a sum: whether it is bounded
 };
 
@@ -431,8 +430,8 @@ bool is_plain(const MergeWork& w) {
   if (row_bytes % 16 != 0 || row_bytes > 32 * 16) return false;
   const auto plain = [&](const StateView& s) {
     const int64_t stride = pair_stride(w, s);
-    return s.o_dtype == w.out.o_dtype && s.normalised && stride != -1 &&
-           stride * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(s.o) % 16 == 0;
+    return s.o_dtype == w.out.o_dtype && s.normalised && stride != -1 && stride * bytes % 16 == 0 &&
+           reinterpret_cast<uintptr_t>(s.o) % 16 == 0;
   };
   return plain(w.out) && plain(w.states[0]) && plain(w.states[1]);
 }

@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(kThreads) copy_pairs(const __grid_constant__ C
       for (int j = 0; j < i; ++j) {
         if (w.within && to[j] >= 0 && to[j] == from[i]) value[i] = value[j];
       }
-      if (to[i] >= 0)
-        *reinterpret_cast<Unit*>(place.to + to[i] * place.to_page_bytes) = value[i];
+      if (to[i] >= 0) *reinterpret_cast<Unit*>(place.to + to[i] * place.to_page_bytes) = value[i];
     }
   }
 }

@@ -79,9 +79,7 @@ struct Append {
 };
 
 /** Whether a fault lies in what an array holds, which is not looked at if it is a device's. */
-bool is_of_contents(const std::string& argument) {
-  return argument.find('[') != std::string::npos;
-}
+bool is_of_contents(const std::string& argument) { return argument.find('[') != std::string::npos; }
 
 template <class Call>
 struct Fault {

@@ -1,4 +1,5 @@
-// The cache calls on the device: the bytes of the same calls on the CPU, in every gap of the pool too.
+// The cache calls on the device: the bytes of the same calls on the CPU, in every gap of the pool
+// too.
 #include "cuda/pools.h"
 
 namespace attnfold::check::device_test {
@@ -30,15 +31,16 @@ TEST_P(Cache, CopiesOfPagesAreTheCpus) {
     TwinPool& to = within ? from : other;
     std::vector<int32_t> list(static_cast<size_t>(2 * below(rng, 60) + 2));
     for (size_t j = 0; j < list.size(); ++j)
-      list[j] = static_cast<int32_t>(
-          below(rng, j % 2 ? to.shape().num_pages : from.shape().num_pages));
+      list[j] =
+          static_cast<int32_t>(below(rng, j % 2 ? to.shape().num_pages : from.shape().num_pages));
     Twin<int32_t> pairs(std::move(list));
     const int64_t num_pairs = static_cast<int64_t>(pairs.values().size() / 2) - below(rng, 2);
     const attnfold_kv_pool host[] = {from.on_host(), to.on_host()},
                            device[] = {from.on_device(), to.on_device()};
     const attnfold_execution e = on_device();
-    ASSERT_EQ(attnfold_copy_pages(&host[0], &host[within ? 0 : 1], pairs.host(), num_pairs, nullptr),
-              ATTNFOLD_OK)
+    ASSERT_EQ(
+        attnfold_copy_pages(&host[0], &host[within ? 0 : 1], pairs.host(), num_pairs, nullptr),
+        ATTNFOLD_OK)
         << attnfold_last_error();
     ASSERT_EQ(
         attnfold_copy_pages(&device[0], &device[within ? 0 : 1], pairs.device(), num_pairs, &e),
@@ -79,7 +81,8 @@ TEST_P(Cache, SlotsAreTheCpus) {
     ids.push_back(0);
     const int64_t num_slots = qo_indptr.back() + below(rng, 5);
     Twin<int32_t> qo(qo_indptr), lens(kv_len), csr(indptr), pages(rng() % 2 ? table : ids);
-    Twin<int64_t> places(positions), slots(std::vector<int64_t>(static_cast<size_t>(num_slots) + 2, 99));
+    Twin<int64_t> places(positions),
+        slots(std::vector<int64_t>(static_cast<size_t>(num_slots) + 2, 99));
     const bool by_table = pages.values().size() == table.size() && pages.values() == table;
     const bool given = rng() % 2;
     const auto lengths = [&](bool device) {
@@ -98,10 +101,10 @@ TEST_P(Cache, SlotsAreTheCpus) {
                                     num_slots, slots.host() + 1),
               ATTNFOLD_OK)
         << attnfold_last_error();
-    ASSERT_EQ(attnfold_slot_mapping_on(&device, page_size, num_pages,
-                                       given ? places.device() : nullptr, num_slots,
-                                       slots.device() + 1, &e),
-              ATTNFOLD_OK)
+    ASSERT_EQ(
+        attnfold_slot_mapping_on(&device, page_size, num_pages, given ? places.device() : nullptr,
+                                 num_slots, slots.device() + 1, &e),
+        ATTNFOLD_OK)
         << attnfold_last_error();
     require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     ATTNFOLD_ASSERT_HOLDS(slots.differs(DType::f32, false)) << seed << ", " << i;

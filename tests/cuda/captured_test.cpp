@@ -1,5 +1,6 @@
-// The calls round a plan in a captured graph: nothing of them happens on the host when it is replayed.
-// A suite is a process of its own under CTest: here each kernel's first launch is a captured one.
+// The calls round a plan in a captured graph: nothing of them happens on the host when it is
+// replayed. A suite is a process of its own under CTest: here each kernel's first launch is a
+// captured one.
 #include <functional>
 
 #include "attnfold/cache.h"

@@ -46,11 +46,11 @@ std::vector<char> rows_of(const Call& call, const Buffer& from, const Strides& s
 }
 
 TEST_P(HugePoolSlow, AppendAndDecodeReachAllOfIt) {
-  const Call call = repage(generate(cases::make_spec({4 * kHeads, kHeads, kDim, kDim}, DType::bf16,
-                                                     kPage, cases::kCausal, {1, 3, 1},
-                                                     {1000, 777, 4100}),
-                                    test::seed()),
-                           kPage, ATTNFOLD_NHD, false, 1);
+  const Call call =
+      repage(generate(cases::make_spec({4 * kHeads, kHeads, kDim, kDim}, DType::bf16, kPage,
+                                       cases::kCausal, {1, 3, 1}, {1000, 777, 4100}),
+                      test::seed()),
+             kPage, ATTNFOLD_NHD, false, 1);
   Answer want;
   ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), want));
 
@@ -118,8 +118,7 @@ TEST_P(HugePoolSlow, AppendAndDecodeReachAllOfIt) {
   EXPECT_TRUE(k.canaries_whole() && v.canaries_whole());
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, HugePoolSlow,
-                         ::testing::Values(ATTNFOLD_NHD, ATTNFOLD_HND));
+INSTANTIATE_TEST_SUITE_P(Layouts, HugePoolSlow, ::testing::Values(ATTNFOLD_NHD, ATTNFOLD_HND));
 
 }  // namespace
 }  // namespace attnfold::check::device_test

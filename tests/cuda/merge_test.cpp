@@ -10,7 +10,8 @@ using Merge = DeviceTestWith<int>;
 TEST_P(Merge, OfTwoPlainStatesIsTheCpus) {
   const uint64_t seed = test::seed() + 10000 + static_cast<uint64_t>(GetParam());
   std::mt19937_64 rng(seed);
-  for (int i = 0; i < 12; ++i) ATTNFOLD_ASSERT_HOLDS(plain_merge(rng).compare()) << seed << ", " << i;
+  for (int i = 0; i < 12; ++i)
+    ATTNFOLD_ASSERT_HOLDS(plain_merge(rng).compare()) << seed << ", " << i;
 }
 
 TEST_P(Merge, OfAnyStatesIsTheCpus) {
@@ -33,13 +34,13 @@ TEST_P(Merge, ConversionsAreTheCpus) {
     const attnfold_state host[] = {from.on_host(), to.on_host()},
                          device[] = {from.on_device(), to.on_device()};
     const attnfold_execution e = on_device();
-    ASSERT_EQ(attnfold_convert_state(shape.rows, shape.heads, shape.width, &host[0], &host[1],
-                                     nullptr),
-              ATTNFOLD_OK)
+    ASSERT_EQ(
+        attnfold_convert_state(shape.rows, shape.heads, shape.width, &host[0], &host[1], nullptr),
+        ATTNFOLD_OK)
         << attnfold_last_error();
-    ASSERT_EQ(attnfold_convert_state(shape.rows, shape.heads, shape.width, &device[0], &device[1],
-                                     &e),
-              ATTNFOLD_OK)
+    ASSERT_EQ(
+        attnfold_convert_state(shape.rows, shape.heads, shape.width, &device[0], &device[1], &e),
+        ATTNFOLD_OK)
         << attnfold_last_error();
     require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     ATTNFOLD_ASSERT_HOLDS(to.differs()) << seed << ", " << i;
@@ -52,9 +53,9 @@ INSTANTIATE_TEST_SUITE_P(Seeds, Merge, ::testing::Range(0, 20));
 /** Sums of 16-bit numbers are held between their sides after rounding: every sign, the smallest and
  * largest numbers, zeros of both signs. */
 TEST_F(DeviceTest, MergesAtTheEdgesOfTheTypes) {
-  static constexpr float kEdges[] = {0.0f,   -0.0f,  1e-45f,  -1e-45f, 9.2e-41f, -9.2e-41f, 6e-8f,
-                                     -6e-8f, 65504.f, -65504.f, 3e38f, -3e38f,   1.0f,      -1.0f,
-                                     kStateInf, -kStateInf};
+  static constexpr float kEdges[] = {0.0f,  -0.0f,  1e-45f,    -1e-45f,   9.2e-41f, -9.2e-41f,
+                                     6e-8f, -6e-8f, 65504.f,   -65504.f,  3e38f,    -3e38f,
+                                     1.0f,  -1.0f,  kStateInf, -kStateInf};
   std::mt19937_64 rng(test::seed());
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     const StateShape shape{64, 4, 128};
@@ -95,7 +96,8 @@ TEST_F(DeviceTest, RowsThatAStateLacksAreNotRead) {
   states[0].o_dtype = states[1].o_dtype = ATTNFOLD_BF16;
   attnfold_state out = states[1];  // in place
   const attnfold_execution e = on_device();
-  ASSERT_EQ(attnfold_merge_parallel(rows, heads, width, states, 2, &out, nullptr, 0, &e), ATTNFOLD_OK)
+  ASSERT_EQ(attnfold_merge_parallel(rows, heads, width, states, 2, &out, nullptr, 0, &e),
+            ATTNFOLD_OK)
       << attnfold_last_error();
   std::vector<uint16_t> o(suffix.size() / 2);
   suffix.read(o.data());
@@ -120,7 +122,8 @@ TEST_F(DeviceTest, MoreStatesThanALaunchHoldsAreUnsupported) {
   EXPECT_EQ(attnfold_merge_parallel(1, 1, 16, states.data(), 33, &out, nullptr, 0, &e),
             ATTNFOLD_UNSUPPORTED);
   EXPECT_EQ(std::string(attnfold_last_error()), "n: expected 0..32 on CUDA, got 33");
-  EXPECT_EQ(attnfold_merge_parallel(1, 1, 16, states.data(), 32, &out, nullptr, 0, &e), ATTNFOLD_OK);
+  EXPECT_EQ(attnfold_merge_parallel(1, 1, 16, states.data(), 32, &out, nullptr, 0, &e),
+            ATTNFOLD_OK);
 }
 
 }  // namespace

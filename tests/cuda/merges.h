@@ -7,7 +7,8 @@
 
 namespace attnfold::check::device_test {
 
-inline std::vector<attnfold_state> views(std::vector<std::unique_ptr<TwinState>>& states, bool on_device) {
+inline std::vector<attnfold_state> views(std::vector<std::unique_ptr<TwinState>>& states,
+                                         bool on_device) {
   std::vector<attnfold_state> out;
   for (auto& s : states) out.push_back(on_device ? s->on_device() : s->on_host());
   return out;
@@ -54,8 +55,7 @@ inline TwinMerge plain_merge(std::mt19937_64& rng) {
   TwinMerge m{shape, {}, -1, TwinMask(rng, shape.rows)};
   const DType type = static_cast<DType>(rng() % 3);
   for (int i = 0; i < 2; ++i)
-    m.states.push_back(
-        std::make_unique<TwinState>(rng, shape, plain_convention(rng, shape, type)));
+    m.states.push_back(std::make_unique<TwinState>(rng, shape, plain_convention(rng, shape, type)));
   if (rng() % 3 == 0) {
     m.target = static_cast<int>(rng() % 2);
     return m;
@@ -68,9 +68,9 @@ inline TwinMerge plain_merge(std::mt19937_64& rng) {
 
 inline TwinMerge any_merge(std::mt19937_64& rng) {
   const int n = rng() % 8 == 0 ? 32 : static_cast<int>(rng() % 9);
-  const StateShape shape{1 + static_cast<int64_t>(rng() % 12), 1 + static_cast<int32_t>(rng() % 9),
-                         rng() % 8 ? 1 + static_cast<int32_t>(rng() % 150)
-                                   : 1 + static_cast<int32_t>(rng() % 1500)};
+  const StateShape shape{
+      1 + static_cast<int64_t>(rng() % 12), 1 + static_cast<int32_t>(rng() % 9),
+      rng() % 8 ? 1 + static_cast<int32_t>(rng() % 150) : 1 + static_cast<int32_t>(rng() % 1500)};
   TwinMerge m{shape, {}, -1, TwinMask(rng, shape.rows)};
   for (int i = 0; i < n; ++i)
     m.states.push_back(std::make_unique<TwinState>(rng, shape, any_convention(rng, shape)));

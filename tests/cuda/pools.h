@@ -22,7 +22,7 @@ struct Place {
 
 /** Axes in any order, with gaps, each in either direction; returns the elements that it takes. */
 inline int64_t any_place(std::mt19937_64& rng, const int64_t (&n)[3], int64_t width, bool even,
-                  Place* place) {
+                         Place* place) {
   int axes[3] = {0, 1, 2};
   std::shuffle(axes, axes + 3, rng);
   int64_t reach = width;
@@ -72,8 +72,8 @@ class TwinPool {
                                    (has_v_ && pool_.v_scale_kind != ATTNFOLD_SCALE_PER_TOKEN));
   }
   std::string differs(bool any_nan) const {
-    for (const auto& [name, twin] : {std::pair<const char*, const Twin<char>*>{"k", &memory_[0]},
-                                     {"v", &memory_[1]}}) {
+    for (const auto& [name, twin] :
+         {std::pair<const char*, const Twin<char>*>{"k", &memory_[0]}, {"v", &memory_[1]}}) {
       if (const std::string wrong = twin->differs(dtype_, any_nan); !wrong.empty())
         return std::string(name) + ", " + wrong;
     }
@@ -173,7 +173,8 @@ class TwinRows {
   attnfold_kv_rows view(bool on_device) {
     attnfold_kv_rows r = rows_;
     const auto tensor = [&](int t) {
-      const char* at = memory_[t].host() + place_[t].base * dtype_bytes(static_cast<DType>(r.dtype));
+      const char* at =
+          memory_[t].host() + place_[t].base * dtype_bytes(static_cast<DType>(r.dtype));
       return on_device ? memory_[t].moved(at) : at;
     };
     r.k = tensor(0);

@@ -4,7 +4,7 @@
 # Runs 200 small calls (suite Cases/Sanitized) under compute-sanitizer: memcheck, initcheck and synccheck on the first
 # program; racecheck on the second, built with -DATTNFOLD_EVERY_LANE_ARRIVES=ON, without which it reports a lane that arrives
 # for its warp; and on the third, built with -DATTNFOLD_DROP_A_WAIT=ON too, where it must find something.  The tools run
-# beside each other.  FILTER chooses other tests.  Exits with 77 where there is no compute-sanitizer or no device.
+# beside each other.  FILTER chooses other tests, LOGS a folder to keep the output in.  Exits with 77 where there is no compute-sanitizer or no device.
 set -u
 plain=$1 every_lane=${2-} dropped=${3-}
 filter=${FILTER-Cases/Sanitized.*}
@@ -13,12 +13,12 @@ if [ -z "$sanitizer" ] || ! nvidia-smi -L >/dev/null 2>&1; then
   echo "SKIPPED: no compute-sanitizer, or no device"
   exit 77
 fi
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+logs=${LOGS-$(mktemp -d)}
+[ -n "${LOGS-}" ] || trap 'rm -rf "$logs"' EXIT
 
 # check TOOL PROGRAM NAME FILTER
 check() {
-  "$sanitizer" --tool "$1" --error-exitcode 99 "$2" --gtest_filter="$4" --gtest_brief=1 >"$logs/$3" 2>&1
+  "$sanitizer" --tool "$1" --error-exitcode 99 "$2" --gtest_filter="$4" >"$logs/$3" 2>&1
   echo $? >"$logs/$3.rc"
 }
 names=(memcheck initcheck synccheck)

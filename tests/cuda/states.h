@@ -39,7 +39,8 @@ inline Convention any_convention(std::mt19937_64& rng, const StateShape& shape) 
   c.shift = static_cast<int64_t>(rng() % 2 * (rng() % 9));
   c.empty = static_cast<attnfold_empty_kind>(rng() % 3);
   c.empty_value = c.empty == ATTNFOLD_EMPTY_FINITE ? -5e4f : 0.0f;
-  if (rng() % 4 == 0) c.num_rows = static_cast<int64_t>(rng() % static_cast<uint64_t>(shape.rows + 1));
+  if (rng() % 4 == 0)
+    c.num_rows = static_cast<int64_t>(rng() % static_cast<uint64_t>(shape.rows + 1));
   return c;
 }
 
@@ -51,7 +52,8 @@ inline Convention plain_convention(std::mt19937_64& rng, const StateShape& shape
   c.base2 = rng() % 4 == 0;
   c.empty = rng() % 4 ? ATTNFOLD_EMPTY_INF : ATTNFOLD_EMPTY_NAN;
   c.gap_head = rng() % 3 ? 0 : 8;
-  if (rng() % 3 == 0) c.num_rows = static_cast<int64_t>(rng() % static_cast<uint64_t>(shape.rows + 1));
+  if (rng() % 3 == 0)
+    c.num_rows = static_cast<int64_t>(rng() % static_cast<uint64_t>(shape.rows + 1));
   return c;
 }
 
@@ -66,7 +68,8 @@ class TwinState {
     const size_t bytes = static_cast<size_t>(dtype_bytes(c.o_dtype));
     std::vector<char> o((static_cast<size_t>(shape.rows * o_row_ + c.shift) + 16) * bytes);
     for (char& x : o) x = static_cast<char>(rng());
-    const size_t num_lse = static_cast<size_t>((shape.rows - 1) * lse_row_ + (shape.heads - 1) * lse_head_) + 3;
+    const size_t num_lse =
+        static_cast<size_t>((shape.rows - 1) * lse_row_ + (shape.heads - 1) * lse_head_) + 3;
     std::vector<float> lse(num_lse, 777.0f), l(num_lse, -3.0f);
     const bool wild = rng() % 4 == 0;  // else numbers that a model might have
     for (int64_t row = 0; row < shape.rows; ++row) {

@@ -35,7 +35,8 @@ class Twin {
     require_cuda(cudaMemcpy(device_.data(), host_.data(), device_.size(), cudaMemcpyHostToDevice),
                  "cudaMemcpy");
   }
-  /** "" or where the two differ; elements of `type`, of which two NaN are the same if they may be. */
+  /** "" or where the two differ; elements of `type`, of which two NaN are the same if they may be.
+   */
   std::string differs(DType type, bool any_nan) const {
     std::vector<T> got(host_.size());
     device_.read(got.data());
