@@ -28,7 +28,7 @@ class RowMerge {
     }
     for (int64_t d = 0; d < width_; d += kBlock)
       sum_block(row, head, d, width_ - d < kBlock ? width_ - d : kBlock, merged.is_bounded);
-    write_lse(row, head, rebased_lse(merged.lse, false, out_.base2), 1.0f);
+    write_lse(row, head, rebased_lse(lse_of_sum(merged), false, out_.base2), 1.0f);
   }
 
  private:

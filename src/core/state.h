@@ -54,10 +54,15 @@ ATTNFOLD_HD inline float natural_lse(const StateView& s, float stored) {
 struct MergedRow {
   enum Kind { kEmpty, kCopy, kSum };
   Kind kind;
-  int32_t only;     // kCopy: the side
-  bool is_bounded;  // kSum: every live side's o is one of the values that the sum lies between
-  float lse;        // kSum: natural log
+  int32_t only;      // kCopy: the side
+  bool is_bounded;   // kSum: every live side's o is one of the values that the sum lies between
+  float max, total;  // kSum: the largest lse, and the mass of all relative to it
 };
+
+/** Natural-log lse of a sum. */
+ATTNFOLD_HD inline float lse_of_sum(const MergedRow& merged) {
+  return merge_lse(merged.max, merged.total);
+}
 
 /**
  * Turns the natural lse of n sides into what multiplies their o in a sum; empty sides keep kNoKeys.
@@ -67,7 +72,7 @@ template <class Sides>
 ATTNFOLD_HD inline MergedRow weigh_sides(const Sides& sides, int32_t n) {
   float max = kLowest;
   int32_t num_live = 0;
-  MergedRow merged{MergedRow::kSum, -1, true, 0.0f};
+  MergedRow merged{MergedRow::kSum, -1, true, 0.0f, 0.0f};
   for (int32_t i = 0; i < n; ++i) {
     const float lse = sides.value(i);
     if (lse == kNoKeys) continue;
@@ -95,7 +100,8 @@ ATTNFOLD_HD inline MergedRow weigh_sides(const Sides& sides, int32_t n) {
   for (int32_t i = 0; i < n; ++i) {
     if (sides.value(i) != kNoKeys) sides.value(i) = sides.value(i) / total;
   }
-  merged.lse = merge_lse(max, total);
+  merged.max = max;
+  merged.total = total;
   return merged;
 }
 

@@ -18,7 +18,7 @@
 namespace attnfold::cuda {
 namespace {
 
-constexpr int kWarps = 4, kMaxStates = 32;
+constexpr int kWarps = 8, kMaxStates = 32;
 constexpr int kLeave = -1;  // in place of a MergedRow::Kind: the row is masked, or there is none
 
 /** What both kernels are given; the states fit into the parameters of a launch. */
@@ -28,6 +28,7 @@ struct MergeArgs {
   int64_t pairs;  // rows x heads
   int32_t heads, width, n;
   int32_t log2_lanes;  // of a pair
+  bool by_pair;        // there is no mask, and lse has one stride, lse_head, from pair to pair
   float empty_lse;
   const uint8_t* row_mask;
   int64_t row_mask_stride;
@@ -126,39 +127,61 @@ struct TwoSides {
   __device__ bool normalised(int32_t) const { return true; }
 };
 
-/** What becomes of a pair: a MergedRow::Kind or kLeave, the side to copy, and the scales.  Writes
- * its lse. */
-struct TwoWeighed {
-  int kind, only;
-  float scale[2];
+/** A pair of merge_two, of one lane: what its sides weigh, and its lse. */
+class TwoWeighed {
+ public:
+  int kind = kLeave;  // or a MergedRow::Kind
+  float scale[2] = {};
+
+  __device__ __forceinline__ bool copies(int side) const {
+    return kind == MergedRow::kCopy && merged_.only == side;
+  }
+  /** Asks for what is stored; nothing waits for it yet. */
+  __device__ __forceinline__ void load(const MergeArgs<2>& a, int64_t pair) {
+    if (a.by_pair) {
+      place_ = pair * a.out.lse_head;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const bool exists = pair < a.states[s].num_rows * a.heads;
+        stored_[s] = exists ? a.states[s].lse[pair * a.states[s].lse_head] : kNoKeys;
+      }
+    } else {
+      const Pair at = place_of_pair(a, pair);
+      if (leaves(a, at.row)) return;
+      place_ = a.out.lse_index(at.row, at.head);
+#pragma unroll
+      for (int s = 0; s < 2; ++s) stored_[s] = stored_lse(a.states[s], at.row, at.head);
+    }
+    kind = MergedRow::kSum;
+  }
+  __device__ __forceinline__ void weigh(const MergeArgs<2>& a) {
+    if (kind == kLeave) return;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) scale[s] = natural_lse(a.states[s], stored_[s]);
+    merged_ = weigh_sides(TwoSides{scale}, 2);
+    kind = merged_.kind;
+  }
+  __device__ __forceinline__ void write_lse(const MergeArgs<2>& a) const {
+    if (kind == kLeave) return;
+    float lse = a.empty_lse;
+    if (kind == MergedRow::kSum) lse = rebased_lse(lse_of_sum(merged_), false, a.out.base2);
+    if (copies(0)) lse = rebased_lse(stored_[0], a.states[0].base2, a.out.base2);
+    if (copies(1)) lse = rebased_lse(stored_[1], a.states[1].base2, a.out.base2);
+    a.out.lse[place_] = lse;
+  }
+
+ private:
+  MergedRow merged_;
+  float stored_[2];
+  int64_t place_;  // of its lse
 };
 
-__device__ __forceinline__ TwoWeighed weigh_two(const MergeArgs<2>& a, int64_t pair) {
-  const Pair at = place_of_pair(a, pair);
-  if (leaves(a, at.row)) return {kLeave, -1, {}};
-  const float stored[2] = {stored_lse(a.states[0], at.row, at.head),
-                           stored_lse(a.states[1], at.row, at.head)};
-  TwoWeighed w{
-      kLeave, -1, {natural_lse(a.states[0], stored[0]), natural_lse(a.states[1], stored[1])}};
-  const MergedRow merged = weigh_sides(TwoSides{w.scale}, 2);
-  w.kind = merged.kind;
-  w.only = merged.only;
-  float lse = a.empty_lse;
-  if (merged.kind == MergedRow::kSum) lse = rebased_lse(merged.lse, false, a.out.base2);
-  if (merged.kind == MergedRow::kCopy)
-    lse = rebased_lse(merged.only ? stored[1] : stored[0],
-                      merged.only ? a.states[1].base2 : a.states[0].base2, a.out.base2);
-  a.out.lse[a.out.lse_index(at.row, at.head)] = lse;
-  return w;
-}
-
-constexpr int kSteps = 4;  // loads of a lane from each side that are on their way at once
-
-template <DType kType>
+/** Steps: loads of a lane from each side that are on their way at once. */
+template <DType kType, int kSteps>
 __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__ MergeArgs<2> a) {
   constexpr int kBytes = dtype_bytes(kType);
-  let_next_kernel_start();
   wait_for_previous_kernels();
+  let_next_kernel_start();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int at_once = 32 >> a.log2_lanes, of_warp = kSteps * at_once;  // pairs
   const int sub = lane >> a.log2_lanes;
@@ -167,6 +190,8 @@ __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__
   const int64_t stride = int64_t{gridDim.x} * kWarps * of_warp;
   for (int64_t first = (int64_t{blockIdx.x} * kWarps + warp) * of_warp; first < a.pairs;
        first += stride) {
+    TwoWeighed w;
+    if (lane < of_warp && first + lane < a.pairs) w.load(a, first + lane);
     uint4 x[2][kSteps];
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -175,15 +200,14 @@ __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__
       for (int s = 0; s < 2; ++s) {
         x[s][k] = make_uint4(0, 0, 0, 0);
         if (inside && pair < a.states[s].num_rows * a.heads)
-          x[s][k] = __ldcs(reinterpret_cast<const uint4*>(
-              a.states[s].o + pair * a.states[s].o_head * kBytes + byte));
+          x[s][k] = *reinterpret_cast<const uint4*>(a.states[s].o +
+                                                    pair * a.states[s].o_head * kBytes + byte);
       }
     }
-    TwoWeighed w{kLeave, -1, {}};
-    if (lane < of_warp && first + lane < a.pairs) w = weigh_two(a, first + lane);
+    w.weigh(a);
     const unsigned sums = __ballot_sync(~0u, w.kind == MergedRow::kSum);
-    const unsigned seconds = __ballot_sync(~0u, w.only == 1);
-    const unsigned copies = __ballot_sync(~0u, w.kind == MergedRow::kCopy);
+    const unsigned firsts = __ballot_sync(~0u, w.copies(0));
+    const unsigned seconds = __ballot_sync(~0u, w.copies(1));
     const unsigned empties = __ballot_sync(~0u, w.kind == MergedRow::kEmpty);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -191,15 +215,16 @@ __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__
       const unsigned bit = 1u << index;
       const float scale_a = __shfl_sync(~0u, w.scale[0], index),
                   scale_b = __shfl_sync(~0u, w.scale[1], index);
-      if (!inside || !((sums | copies | empties) & bit)) continue;
+      if (!inside || !((sums | firsts | seconds | empties) & bit)) continue;
       uint4 y = make_uint4(0, 0, 0, 0);
       if (sums & bit) {
         y = sum_16_bytes<kType>(x[0][k], x[1][k], scale_a, scale_b);
-      } else if (copies & bit) {
-        y = seconds & bit ? x[1][k] : x[0][k];
+      } else if ((firsts | seconds) & bit) {
+        y = firsts & bit ? x[0][k] : x[1][k];
       }
-      __stcs(reinterpret_cast<uint4*>(a.out.o + (first + index) * a.out.o_head * kBytes + byte), y);
+      *reinterpret_cast<uint4*>(a.out.o + (first + index) * a.out.o_head * kBytes + byte) = y;
     }
+    w.write_lse(a);
   }
 }
 
@@ -307,7 +332,7 @@ __device__ __forceinline__ void weigh_many(const MergeArgs<kMaxStates>& a, const
   out->kind = static_cast<int16_t>(merged.kind);
   out->detail = static_cast<int16_t>(merged.is_bounded);
   float lse = a.empty_lse;
-  if (merged.kind == MergedRow::kSum) lse = rebased_lse(merged.lse, false, a.out.base2);
+  if (merged.kind == MergedRow::kSum) lse = rebased_lse(lse_of_sum(merged), false, a.out.base2);
   if (merged.kind == MergedRow::kCopy) {
     const StateView& s = a.states[merged.only];
     lse = rebased_lse(stored_lse(s, at.row, at.head), s.base2, a.out.base2);
@@ -416,10 +441,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 // ------------------------------------------------------------------------------------------------
 
-/** Elements from a pair's o to the next one's, or -1 if that is not one number. */
-int64_t pair_stride(const MergeWork& w, const StateView& s) {
-  if (w.heads == 1) return s.o_row;
-  return w.rows <= 1 || s.o_row == w.heads * s.o_head ? s.o_head : -1;
+/** Elements from a pair to the next one, or -1 if that is not one number. */
+int64_t pair_stride(const MergeWork& w, int64_t row, int64_t head) {
+  if (w.heads == 1) return row;
+  return w.rows <= 1 || row == w.heads * head ? head : -1;
 }
 
 /** Whether merge_two serves it. */
@@ -429,7 +454,7 @@ bool is_plain(const MergeWork& w) {
   const int64_t row_bytes = int64_t{w.width} * bytes;
   if (row_bytes % 16 != 0 || row_bytes > 32 * 16) return false;
   const auto plain = [&](const StateView& s) {
-    const int64_t stride = pair_stride(w, s);
+    const int64_t stride = pair_stride(w, s.o_row, s.o_head);
     return s.o_dtype == w.out.o_dtype && s.normalised && stride != -1 && stride * bytes % 16 == 0 &&
            reinterpret_cast<uintptr_t>(s.o) % 16 == 0;
   };
@@ -441,6 +466,24 @@ int32_t log2_lanes(int64_t pieces) {
   int32_t log2 = 2;
   while (log2 < 5 && int64_t{1} << log2 < pieces) ++log2;
   return log2;
+}
+
+// Fewer loads on their way for each warp, and so more warps, where there are few pairs.
+constexpr int kFewSteps = 2, kManySteps = 4;
+constexpr int64_t kManyPairs = 1 << 16;
+
+template <DType kType>
+const void* two_kernel_of(bool is_small) {
+  return is_small ? reinterpret_cast<const void*>(merge_two<kType, kFewSteps>)
+                  : reinterpret_cast<const void*>(merge_two<kType, kManySteps>);
+}
+
+const void* two_kernel(DType type, bool is_small) {
+  switch (type) {
+    case DType::f32: return two_kernel_of<DType::f32>(is_small);
+    case DType::f16: return two_kernel_of<DType::f16>(is_small);
+    default: return two_kernel_of<DType::bf16>(is_small);
+  }
 }
 
 template <int kMax>
@@ -477,13 +520,20 @@ Status merge(const MergeWork& w, const attnfold_execution& execution) {
   const CurrentDevice current(device);
   if (is_plain(w)) {
     MergeArgs<2> a = args_of<2>(w);
-    for (StateView* s : {&a.out, &a.states[0], &a.states[1]}) s->o_head = pair_stride(w, *s);
+    a.by_pair = !w.row_mask;
+    for (StateView* s : {&a.out, &a.states[0], &a.states[1]}) {
+      s->o_head = pair_stride(w, s->o_row, s->o_head);
+      const int64_t lse = pair_stride(w, s->lse_row, s->lse_head);
+      a.by_pair = a.by_pair && lse != -1;
+    }
+    for (StateView* s : {&a.out, &a.states[0], &a.states[1]}) {
+      if (a.by_pair) s->lse_head = pair_stride(w, s->lse_row, s->lse_head);
+    }
     a.log2_lanes = log2_lanes(int64_t{w.width} * dtype_bytes(w.out.o_dtype) / 16);
-    const void* const kernel =
-        w.out.o_dtype == DType::f32   ? reinterpret_cast<const void*>(merge_two<DType::f32>)
-        : w.out.o_dtype == DType::f16 ? reinterpret_cast<const void*>(merge_two<DType::f16>)
-                                      : reinterpret_cast<const void*>(merge_two<DType::bf16>);
-    return launch_overlapped(kernel, blocks_for(pairs, kWarps * kSteps * (32 >> a.log2_lanes)),
+    const int64_t at_once = kWarps * (32 >> a.log2_lanes);
+    const bool is_small = pairs < kManyPairs;
+    return launch_overlapped(two_kernel(w.out.o_dtype, is_small),
+                             blocks_for(pairs, at_once * (is_small ? kFewSteps : kManySteps)),
                              kWarps * 32, 0, execution.stream, &a);
   }
   MergeArgs<kMaxStates> a = args_of<kMaxStates>(w);
