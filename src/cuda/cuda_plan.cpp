@@ -15,31 +15,10 @@
 namespace attnfold::cuda {
 namespace {
 
-constexpr int32_t kMaxSetRows = 16;  // of the small-row kernel
-
 uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
   for (int i = 0; i < 8; ++i)
     h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
   return h;
-}
-
-/**
- * Ranges that the line is cut into, for `workers` blocks that run at once: as many as there is room
- * for, unless that leaves more than a tenth of the blocks idle; then more, in several rounds.
- */
-int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
-  const auto idle =
-      [&](int32_t ranges) {  // blocks of the rounds that have nothing to do, per thousand
-        const int64_t blocks = static_cast<int64_t>(ranges) * kv_heads;
-        const int64_t room = (blocks + workers - 1) / workers * workers;
-        return (room - blocks) * 1000 / room;
-      };
-  int32_t best = std::max(workers / kv_heads, 1);
-  if (idle(best) <= 100) return best;
-  for (int32_t ranges = best + 1; ranges <= best + 8; ++ranges) {
-    if (idle(ranges) < idle(best)) best = ranges;
-  }
-  return best;
 }
 
 /** The largest unit of which both strides are multiples, so that the place of any key fits in 32
@@ -131,7 +110,7 @@ Status CudaPlan::choose_kernel() {
   // One new token per request, unless the maxima leave room for more.
   const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
   shape_.group_size = problem_.group_size;
-  shape_.set_rows = only_decodes ? std::min(problem_.group_size, kMaxSetRows) : kMaxSetRows;
+  shape_.set_rows = choose_set_rows(problem_.group_size, only_decodes);
   const int32_t tiles = shape_.set_rows <= 8 ? 1 : 2;
   const SmallKernel* best = nullptr;
   for (int32_t i = 0; i < kernels_.num_small; ++i) {

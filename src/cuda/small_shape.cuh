@@ -32,7 +32,7 @@ struct SmallShape {
   static constexpr int kStages =
       kDim == 64 ? 6 : 3;  // leaves of K or V in shared memory: K, V, K, V, ..
   static constexpr int kStagesQ = kStages / 2 + 1;  // a loader is at most that many row sets ahead
-  static constexpr int kBlocksPerSm = kDim == 256 ? 1 : 2;
+  static constexpr int kBlocksPerSm = blocks_per_sm(kDim);
   // 112 registers a thread at launch: two blocks leave room on the SM for one of fold_states.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   static constexpr int kRegisters = kBlocksPerSm == 2 ? 112 : 255;

@@ -211,8 +211,6 @@ std::string why_not(const check::Call& call) {
   if (call.recorded_o == nullptr) return "it has no recorded answer";
   if (!call.mask_width.empty()) return unknown("mask bits");
   if (!call.visible_prefix.empty()) return unknown("visible prefixes");
-  if (p.k_scale_kind != ATTNFOLD_SCALE_NONE || p.v_scale_kind != ATTNFOLD_SCALE_NONE)
-    return unknown("scales of k and v");
   if (p.v_in_k) return unknown("values inside the keys");
   if (p.o_dtype == ATTNFOLD_E4M3) return unknown("o in e4m3");
   if (p.sparse_block_size > 0) return unknown("block masks");

@@ -53,10 +53,14 @@ const Suspect::Slots& Suspect::slots_of(int32_t kv_head) {
   s.exists.assign(static_cast<size_t>(n), 0);
   s.k.assign(static_cast<size_t>(n) * p.head_dim_qk, 0.0);
   s.v.assign(static_cast<size_t>(n) * p.head_dim_vo, 0.0);
+  s.k_scale.assign(static_cast<size_t>(n), 1.0);
+  s.v_scale.assign(static_cast<size_t>(n), 1.0);
   const DType type = static_cast<DType>(p.kv_dtype);
   for (int32_t j = 0; j < n; ++j) {
     if (!has_page(call_, request_, j)) continue;
     s.exists[static_cast<size_t>(j)] = 1;
+    s.k_scale[static_cast<size_t>(j)] = call_.scale_at(call_.k_scale, request_, j, kv_head);
+    s.v_scale[static_cast<size_t>(j)] = call_.scale_at(call_.v_scale, request_, j, kv_head);
     const int64_t k = call_.kv_element_offset(request_, j, call_.k_strides, call_.k_offset) +
                       kv_head * call_.k_strides.head;
     const int64_t v = call_.kv_element_offset(request_, j, call_.v_strides, call_.v_offset) +
@@ -150,7 +154,8 @@ bool Suspect::look(const Twist& twist, int32_t token, int32_t head) {
     if (!visible(token, key)) continue;
     const int32_t slot = slot_of(key);
     if (!at_->exists[static_cast<size_t>(slot)]) return false;
-    double x = scored(products_here[static_cast<size_t>(slot)]);
+    const double k_scale = twist.k_scales_missing ? 1 : at_->k_scale[static_cast<size_t>(slot)];
+    double x = scored(products_here[static_cast<size_t>(slot)] * k_scale);
     if (!call_.alibi_slopes.empty()) {
       x += static_cast<double>(call_.alibi_slopes[static_cast<size_t>(head)]) * (key - position);
     }
@@ -215,8 +220,10 @@ std::vector<double> Suspect::o() const {
     double mass = 0;
     std::fill(part.begin(), part.end(), 0.0);
     for (; next < seen_.size() && slice_[next] == slice_[i]; ++next) {
-      const double* v = &at_->v[static_cast<size_t>(seen_[next]) * width];
-      for (size_t d = 0; d < width; ++d) part[d] += weights_[next] * v[d];
+      const size_t slot = static_cast<size_t>(seen_[next]);
+      const double* v = &at_->v[slot * width];
+      const double scale = twist_.v_scales_missing ? 1 : at_->v_scale[slot];
+      for (size_t d = 0; d < width; ++d) part[d] += weights_[next] * (v[d] * scale);
       mass += weights_[next];
     }
     for (size_t d = 0; d < width; ++d) {
@@ -237,6 +244,7 @@ std::optional<Twist> combined(const Twist& a, const Twist& b) {
     both.*field = in_a ? a.*field : b.*field;
   };
   take(&Twist::scale_power), take(&Twist::cap_before_scale), take(&Twist::causal_top_left);
+  take(&Twist::k_scales_missing), take(&Twist::v_scales_missing);
   take(&Twist::window_left_shift), take(&Twist::window_right_shift);
   take(&Twist::heads_interleaved), take(&Twist::kv_len_shift), take(&Twist::last_page_dropped);
   take(&Twist::page_tail_read), take(&Twist::first_page), take(&Twist::other_page);
@@ -317,6 +325,12 @@ std::vector<Fault> known_faults(const check::Call& call, int32_t request) {
   }
   if (p.logits_softcap > 0) {
     add(faults, "the soft-cap comes before the scale", [](Twist& t) { t.cap_before_scale = true; });
+  }
+  if (p.k_scale_kind != ATTNFOLD_SCALE_NONE) {
+    add(faults, "the scales of k are missing", [](Twist& t) { t.k_scales_missing = true; });
+  }
+  if (p.v_scale_kind != ATTNFOLD_SCALE_NONE) {
+    add(faults, "the scales of v are missing", [](Twist& t) { t.v_scales_missing = true; });
   }
   if (p.kv_heads > 1 && p.kv_heads < p.qo_heads) {
     add(faults, "query heads take kv heads in turn", [](Twist& t) { t.heads_interleaved = true; });

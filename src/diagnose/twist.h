@@ -16,6 +16,7 @@ namespace attnfold::diagnose {
 struct Twist {
   int32_t scale_power = 1;  // times that q.k is scaled
   bool cap_before_scale = false;
+  bool k_scales_missing = false, v_scales_missing = false;  // those that 8-bit keys come with
   bool causal_top_left = false;
   int32_t window_left_shift = 0, window_right_shift = 0;
   bool heads_interleaved = false;  // query head h reads kv head h % kv_heads
@@ -49,8 +50,9 @@ class Suspect {
   bool any_lse() const { return unwritten_ || twist_.slices_unscaled; }
 
  private:
-  struct Slots {               // of one kv head
-    std::vector<double> k, v;  // [slots, width]
+  struct Slots {                           // of one kv head
+    std::vector<double> k, v;              // [slots, width], as stored
+    std::vector<double> k_scale, v_scale;  // [slots]
     std::vector<char> exists;
   };
   const Slots& slots_of(int32_t kv_head);

@@ -5,9 +5,10 @@
 #include <map>
 
 #include "attnfold/attnfold.hpp"
+#include "cuda/backend.h"
 #include "explain/engines.h"
 #include "explain/quantities.h"
-#include "plan/build_schedule.h"
+#include "plan/range_schedule.h"
 
 namespace attnfold::explain {
 namespace {
@@ -40,7 +41,8 @@ struct Shares {
   std::string error;
 };
 
-/** On a CPU: a plan of the library. */
+// ------------------------------------------------------------------------------------------------
+// on a CPU: a plan of the library
 Shares plan_cpu(const Question& question, const attnfold_lengths& lengths, int32_t workers) {
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   execution.num_threads = 1;
@@ -60,66 +62,6 @@ Shares plan_cpu(const Question& question, const attnfold_lengths& lengths, int32
   return shares;
 }
 
-attnfold_plan_item item_of(const Item& item, const Unit& unit) {
-  attnfold_plan_item i{};
-  i.worker = item.worker;
-  i.unit = item.unit;
-  i.request = unit.request;
-  i.qo_begin = unit.qo_begin;
-  i.num_qo = unit.num_qo;
-  i.kv_head_begin = unit.kv_head_begin;
-  i.num_kv_heads = unit.num_kv_heads;
-  i.leaf_begin = item.leaf_begin;
-  i.leaf_end = item.leaf_end;
-  return i;
-}
-
-/** On a GPU: the same planner with units of one kv head, which a thread block takes. */
-Shares plan_gpu(const Question& question, const attnfold_lengths& lengths, int32_t workers) {
-  constexpr int32_t kRows = 64, kReadCost = 16;  // reading a leaf outweighs the rows of a decode
-  const attnfold_problem p = problem_of(question);
-  const UnitShape shape = {p.kv_heads, p.qo_heads / p.kv_heads, 0, kRows,
-                           kReadCost,  p.head_dim_vo + 2};
-  Mask mask;
-  mask.causal = 1;
-  mask.window_left = p.window_left;
-  const ScheduleCapacity capacity =
-      schedule_capacity(shape, p.max_batch, p.max_qo_rows, p.max_kv_len, workers);
-  std::vector<Unit> units(static_cast<size_t>(capacity.units));
-  std::vector<Item> items(static_cast<size_t>(capacity.items));
-  std::vector<SharedUnit> shared(static_cast<size_t>(capacity.shared));
-  std::vector<int32_t> worker_items(static_cast<size_t>(workers) + 1);
-  Schedule s{};
-  s.units = units.data();
-  s.items = items.data();
-  s.shared = shared.data();
-  s.worker_items = worker_items.data();
-  std::vector<int32_t> kv_len;
-  for (const Request& r : question.batch) kv_len.push_back(static_cast<int32_t>(r.kv));
-  Lengths step{};
-  step.batch = lengths.batch;
-  step.qo_indptr = lengths.qo_indptr;
-  step.kv_len = kv_len.data();
-  build_schedule(shape, mask, {}, step, {}, workers, 0, capacity.state_floats, &s);
-  Shares shares;
-  attnfold_plan_report& r = shares.report;
-  r.num_workers = workers;
-  r.num_units = s.num_units;
-  r.num_items = s.num_items;
-  r.num_cuts = s.num_items - s.num_units;
-  r.total_cost = s.total_cost;
-  r.max_worker_cost = s.max_worker_cost;
-  r.partial_bytes = 2 * s.state_floats * kFloatBytes;
-  for (int32_t i = 0; i < s.num_items; ++i) {
-    const Item& item = items[static_cast<size_t>(i)];
-    const Unit& u = units[static_cast<size_t>(item.unit)];
-    const bool cut = item.leaf_end != u.leaf_end;
-    if (cut && chunk_begin(u, item.leaf_end) != item.leaf_end) ++r.num_cuts_inside;
-    shares.items.push_back(item_of(item, u));
-  }
-  return shares;
-}
-
 void add_items(const Question& question, const std::vector<attnfold_plan_item>& items, Line& line) {
   std::map<int32_t, int32_t> items_of_unit;
   for (const attnfold_plan_item& item : items) {
@@ -135,10 +77,129 @@ void add_items(const Question& question, const std::vector<attnfold_plan_item>& 
   }
 }
 
+Line cpu_line(const Question& question, const attnfold_lengths& lengths) {
+  const Switches& on = question.switches;
+  const int32_t workers =
+      static_cast<int32_t>(on.attnfold_workers > 0 ? on.attnfold_workers : question.machine.sms);
+  const Shares shares = plan_cpu(question, lengths, workers);
+  if (!shares.error.empty()) return not_used(kName, shares.error);
+  const attnfold_plan_report& report = shares.report;
+  Line line = start(question, kName);
+  add_items(question, shares.items, line);
+  line.partial_bytes = report.partial_bytes;
+  line.launched = report.num_workers;
+  line.grid = fmt::format("{} workers", report.num_workers);
+  const double mean =
+      static_cast<double>(report.total_cost) / static_cast<double>(report.num_workers);
+  line.rule = fmt::format(
+      "equal shares of all leaves of {} keys, whatever the batch: {} units in {} shares, the "
+      "largest worker has {:.2f} of the mean; {} cuts, {} inside a super-chunk; units as the CPU "
+      "kernels take them",
+      ATTNFOLD_LEAF, report.num_units, report.num_items,
+      mean > 0 ? static_cast<double>(report.max_worker_cost) / mean : 1.0, report.num_cuts,
+      report.num_cuts_inside);
+  return line;
+}
+
+// ------------------------------------------------------------------------------------------------
+// on a GPU
+
+/** What the device's planner leaves behind, from the same functions on the host. */
+struct Ranges {
+  RangeCounts counts{};
+  int32_t num_shared = 0;
+  std::vector<RowSet> sets;
+  std::vector<RangePlace> places;
+  std::vector<Range> ranges;
+};
+
+Ranges plan_ranges(const RangeShape& shape, const Mask& mask, const attnfold_problem& p,
+                   const attnfold_lengths& lengths, const std::vector<int32_t>& kv_len) {
+  Ranges r;
+  const int32_t max_sets = p.max_batch + p.max_qo_rows * shape.group_size / shape.set_rows + 1;
+  r.sets.resize(static_cast<size_t>(max_sets));
+  r.places.resize(static_cast<size_t>(shape.num_ranges) + 1);
+  r.ranges.resize(static_cast<size_t>(shape.num_ranges));
+  std::vector<SharedSet> shared(static_cast<size_t>(shape.num_ranges));
+  RangeSchedule s{&r.counts,       &r.num_shared,   r.sets.data(), max_sets,
+                  r.places.data(), r.ranges.data(), shared.data()};
+  build_range_schedule(shape, mask, lengths.batch, lengths.qo_indptr, kv_len.data(), &s);
+  return r;
+}
+
+/** Keys of leaf `number` of a set that some row sees. */
+int64_t keys_of_leaf(const VisibleKeys& keys, const RowSet& set, int32_t number) {
+  const int32_t begin = leaf_of(set, number) * kLeaf, end = begin + kLeaf;
+  const int32_t sink = std::max(std::min(end, keys.sink) - begin, 0);
+  return sink + std::max(std::min(end, keys.end) - std::max({begin, keys.begin, keys.sink}), 0);
+}
+
+Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
+  const attnfold_problem p = problem_of(question);
+  std::string reasons;
+  bool served = false;
+  for (int i = 0; i < cuda::kNumKernelRows; ++i) {
+    const std::string why = cuda::why_row_rejects(cuda::kernel_row(i), p);
+    served = served || why.empty();
+    reasons += (i > 0 ? "; " : "") + std::string(cuda::kernel_row(i).name) + ": " + why;
+  }
+  if (!served) return not_used(kName, "no kernel row serves this on a GPU; " + reasons);
+  const int64_t on_device = question.machine.sms * blocks_per_sm(p.head_dim_vo);
+  const int64_t asked = question.switches.attnfold_workers;
+  RangeShape shape{};
+  shape.group_size = p.qo_heads / p.kv_heads;
+  shape.set_rows = choose_set_rows(shape.group_size, decodes_only(question));
+  shape.num_ranges = asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)
+                               : choose_num_ranges(static_cast<int32_t>(on_device), p.kv_heads);
+  Mask mask;
+  mask.causal = 1;
+  mask.window_left = p.window_left;
+  std::vector<int32_t> kv_len;
+  for (const Request& r : question.batch) kv_len.push_back(static_cast<int32_t>(r.kv));
+  const Ranges plan = plan_ranges(shape, mask, p, lengths, kv_len);
+
+  Line line = start(question, kName);
+  std::vector<int32_t> splits_of_set(plan.sets.size());
+  int32_t cuts = 0, inside = 0, largest = 0, busy = 0;
+  for (int32_t r = 0; r < shape.num_ranges; ++r) {
+    const Range& range = plan.ranges[static_cast<size_t>(r)];
+    largest = std::max(largest, range.num_leaves);
+    busy += range.num_leaves > 0 ? 1 : 0;
+    int32_t index = range.set_index, number = range.number;
+    for (int32_t left = range.num_leaves; left > 0; ++index, number = 0) {
+      const RowSet& set = plan.sets[static_cast<size_t>(index)];
+      const VisibleKeys seen = seen_by_any(shape, mask, set);
+      const int32_t end = std::min(set.num_leaves, number + left);
+      int64_t keys = 0;
+      for (int32_t i = number; i < end; ++i) keys += keys_of_leaf(seen, set, i);
+      for (int32_t head = 0; head < p.kv_heads; ++head) {
+        line.blocks.push_back({set.request, r * p.kv_heads + head, 1, keys, 1, set.num_rows,
+                               shape.set_rows <= 8 ? 8 : kMaxSetRows});
+      }
+      int32_t& splits = line.splits[static_cast<size_t>(set.request)];
+      splits = std::max(splits, ++splits_of_set[static_cast<size_t>(index)]);
+      left -= end - number;
+      if (end == set.num_leaves) continue;
+      ++cuts;
+      if (chunk_begin(set, end) != end) ++inside;
+    }
+  }
+  const int64_t states = plan.places.back().entered_states;
+  line.partial_bytes = 2 * states * p.kv_heads * shape.set_rows * (p.head_dim_vo + 2) * kFloatBytes;
+  line.launched = int64_t{shape.num_ranges} * p.kv_heads;
+  line.grid = fmt::format("({})", line.launched);
+  line.rule = fmt::format(
+      "sets of up to {} rows; their {} leaves of {} keys in {} even ranges, {} of them used, for "
+      "each of {} kv heads; the largest has {}; {} cuts in a row, {} inside a super-chunk; {} "
+      "states; a second kernel folds them",
+      shape.set_rows, plan.counts.leaves, kLeaf, shape.num_ranges, busy, p.kv_heads, largest, cuts,
+      inside, states * p.kv_heads);
+  return line;
+}
+
 }  // namespace
 
 Line attnfold_engine(const Question& question) {
-  const Switches& on = question.switches;
   for (const int64_t bytes : {question.q_bytes, question.kv_bytes}) {
     if (bytes != 2 && bytes != 4) {
       return not_used(kName, fmt::format("elements of 2 or 4 bytes are planned, got {}", bytes));
@@ -162,29 +223,8 @@ Line attnfold_engine(const Question& question) {
   lengths.batch = static_cast<int32_t>(question.batch.size());
   lengths.qo_indptr = qo_indptr.data();
   lengths.kv_indptr = kv_indptr.data();
-  const bool gpu = question.machine.kind == MachineKind::gpu;
-  const int32_t workers =
-      static_cast<int32_t>(on.attnfold_workers > 0 ? on.attnfold_workers : question.machine.sms);
-  const Shares shares =
-      gpu ? plan_gpu(question, lengths, workers) : plan_cpu(question, lengths, workers);
-  if (!shares.error.empty()) return not_used(kName, shares.error);
-  const attnfold_plan_report& report = shares.report;
-  Line line = start(question, kName);
-  add_items(question, shares.items, line);
-  line.partial_bytes = report.partial_bytes;
-  line.launched = report.num_workers;
-  line.grid = fmt::format("{} workers", report.num_workers);
-  const double mean =
-      static_cast<double>(report.total_cost) / static_cast<double>(report.num_workers);
-  line.rule = fmt::format(
-      "equal shares of all leaves of {} keys, whatever the batch: {} units in {} shares, the "
-      "largest "
-      "worker has {:.2f} of the mean; {} cuts, {} inside a super-chunk; {}",
-      ATTNFOLD_LEAF, report.num_units, report.num_items,
-      mean > 0 ? static_cast<double>(report.max_worker_cost) / mean : 1.0, report.num_cuts,
-      report.num_cuts_inside,
-      gpu ? "units of one kv head and up to 64 rows" : "units as the CPU kernels take them");
-  return line;
+  return question.machine.kind == MachineKind::gpu ? gpu_line(question, lengths)
+                                                   : cpu_line(question, lengths);
 }
 
 }  // namespace attnfold::explain

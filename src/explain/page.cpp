@@ -14,7 +14,7 @@ constexpr const char* kStyle =
     "body{font-family:sans-serif;margin:2em auto;max-width:80em;padding:0 1em;color:#222;"
     "background:#fff}"
     "table{border-collapse:collapse;font-size:.85em}"
-    "th,td{padding:.25em .6em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
+    "th,td{padding:.25em .45em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
     "th:first-child,td:first-child{text-align:left}"
     ".scroll{overflow-x:auto}svg{max-width:100%;height:auto}"
     "dt{font-weight:bold;margin-top:.5em}dd{margin-left:1.5em}figure{margin:1em 0}"
@@ -23,6 +23,10 @@ constexpr const char* kStyle =
 std::string span_of(const std::vector<int32_t>& splits) {
   const auto [low, high] = std::minmax_element(splits.begin(), splits.end());
   return *low == *high ? fmt::format("{}", *low) : fmt::format("{}..{}", *low, *high);
+}
+
+std::string megabytes(int64_t bytes) {
+  return fmt::format("{:.4g}", static_cast<double>(bytes) / 1e6);
 }
 
 std::string row_of(const Line& line) {
@@ -37,7 +41,7 @@ std::string row_of(const Line& line) {
   row += if_blocks(fmt::format("{:.1f} %", 100 * line.busy));
   row += if_blocks(fmt::format("{}", line.keys_per_block));
   row += if_blocks(fmt::format("{:.0f} %", 100 * line.wasted_rows));
-  row += cell(fmt::format("{}", line.partial_bytes)) + cell(fmt::format("{}", line.kv_bytes));
+  row += cell(megabytes(line.partial_bytes)) + cell(megabytes(line.kv_bytes));
   row +=
       if_blocks(fmt::format("{:.2f}", ratio(line.kv_loads, std::max<int64_t>(line.kv_bytes, 1))));
   row += cell(fmt::format("{:.3g}", line.intensity)) +
@@ -50,7 +54,7 @@ std::string table_of(const std::vector<Line>& lines) {
   std::string text =
       "<div class=\"scroll\"><table><thead><tr><th>engine</th><th>grid</th><th>live/launched</th>"
       "<th>splits</th><th>waves</th><th>SMs busy</th><th>keys/block</th><th>wasted rows</th>"
-      "<th>partial bytes</th><th>KV bytes</th><th>loaded</th><th>FLOP/B</th><th>side</th>"
+      "<th>partial MB</th><th>KV MB</th><th>loaded</th><th>FLOP/B</th><th>side</th>"
       "<th>floor us</th><th>even us</th></tr></thead><tbody>\n";
   for (const Line& line : lines) {
     if (line.used) text += row_of(line);

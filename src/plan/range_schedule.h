@@ -43,6 +43,35 @@ struct RangeShape {
   uint64_t cut_seed;  // 0: balanced cuts
 };
 
+constexpr int32_t kMaxSetRows = 16;
+
+/** Rows of a set: a token's, where every request has one new token. */
+ATTNFOLD_HD constexpr int32_t choose_set_rows(int32_t group_size, bool only_decodes) {
+  return only_decodes && group_size < kMaxSetRows ? group_size : kMaxSetRows;
+}
+
+/** Blocks of the small-row kernel that an SM holds at once. */
+ATTNFOLD_HD constexpr int32_t blocks_per_sm(int32_t head_dim) { return head_dim > 128 ? 1 : 2; }
+
+/**
+ * Ranges that the line is cut into, for `workers` blocks that run at once: as many as there is room
+ * for, unless that leaves more than a tenth of the blocks idle; then more, in several rounds.
+ */
+inline int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
+  const auto idle =
+      [&](int32_t ranges) {  // blocks of the rounds that have nothing to do, per thousand
+        const int64_t blocks = static_cast<int64_t>(ranges) * kv_heads;
+        const int64_t room = (blocks + workers - 1) / workers * workers;
+        return (room - blocks) * 1000 / room;
+      };
+  int32_t best = workers / kv_heads > 1 ? workers / kv_heads : 1;
+  if (idle(best) <= 100) return best;
+  for (int32_t ranges = best + 1; ranges <= best + 8; ++ranges) {
+    if (idle(ranges) < idle(best)) best = ranges;
+  }
+  return best;
+}
+
 /** Two row sets' worth of counts: of one request, or of a batch. */
 struct RangeCounts {
   int32_t sets, empty_sets;  // with leaves, without

@@ -234,6 +234,39 @@ TEST(Lines, AttnfoldLoadsWhatItsPlanReports) {
   EXPECT_EQ(line.launched, 7);
 }
 
+// On a GPU, worked by hand: 2 blocks on each of 132 SMs are 33 ranges for 8 kv heads.
+TEST(Lines, AttnfoldOnAGpuCutsAsItsDevicePlannerDoes) {
+  Question q = question_of("llama-3-8b", decodes(1, 32768));
+  q.machine = *find_machine("h200");
+  // 256 leaves: 7.76 to a range; 16 ranges of one whole super-chunk each.
+  Line line = finished(attnfold_engine, q);
+  EXPECT_EQ(line.launched, 264);
+  EXPECT_EQ(line.splits[0], 16);
+  EXPECT_EQ(line.live, 128);
+  EXPECT_EQ(line.keys_per_block, 2048);
+  EXPECT_EQ(line.kv_loads, line.kv_bytes);
+  EXPECT_EQ(line.partial_bytes, 2 * 16 * 32 * (128 + 2) * 4);
+  // 17 requests of 20 leaves: 17 ranges of one request each, and nothing to fold.
+  q.batch = decodes(17, 2560);
+  line = finished(attnfold_engine, q);
+  EXPECT_EQ(line.live, 17 * 8);
+  EXPECT_EQ(line.partial_bytes, 0);
+  // 64 requests of 64 leaves: 4096 in 33 ranges, an even share of 125, cut at super-chunks.
+  q.batch = decodes(64, 8192);
+  line = finished(attnfold_engine, q);
+  EXPECT_EQ(line.kv_loads, line.kv_bytes);
+  EXPECT_NE(line.rule.find(" 0 inside a super-chunk"), std::string::npos) << line.rule;
+  q.switches.attnfold_workers = 8;  // one range
+  EXPECT_EQ(finished(attnfold_engine, q).partial_bytes, 0);
+  // What the kernel rows do not serve is said.
+  q = question_of("deepseek-v3", decodes(4, 1000));
+  q.machine = *find_machine("h200");
+  EXPECT_FALSE(attnfold_engine(q).used);
+  EXPECT_NE(attnfold_engine(q).rule.find("head_dim_qk: serves 8..256, needs 576"),
+            std::string::npos)
+      << attnfold_engine(q).rule;
+}
+
 TEST(Lines, TimelineNeverOverlapsOnAWorker) {
   const Question q = question_of("llama-3-8b", {{1, 9000}, {300, 4000}, {1, 100}});
   for (const Line& line : explain_call(q)) {
