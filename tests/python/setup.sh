@@ -17,9 +17,10 @@ fi
 uv=$work/uv/bin/uv
 [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
 install=("$uv" pip install --quiet --python "$venv/bin/python")
-overrides=()
-if [ -f "$here/overrides-$suite.txt" ]; then overrides=(--override "$here/overrides-$suite.txt"); fi
-"${install[@]}" "${overrides[@]}" -r "$here/requirements-$suite.txt"
+"${install[@]}" -r "$here/requirements-$suite.txt"
+if [ -f "$here/requirements-$suite-alone.txt" ]; then
+  "${install[@]}" --no-deps -r "$here/requirements-$suite-alone.txt"
+fi
 
 settings=(--config-setting "build-dir=$work/module-$suite")
 if [ "$suite" != source ]; then
