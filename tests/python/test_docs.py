@@ -69,7 +69,7 @@ def snippets(path):
 
 @pytest.mark.parametrize("path", ["README.md", "docs/call-format.md", "docs/python.md"])
 def test_snippets_run(path, tmp_path):
-    blocks = [b for b in snippets(ROOT / path) if not re.search(r"^(import|from) (vllm|transformers)|from_pretrained", b, re.M)]
+    blocks = [b for b in snippets(ROOT / path) if "transformers" not in b]  # those: test_transformers.py
     assert blocks
     for block in blocks:
         done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)

@@ -3,6 +3,9 @@
 import doctest
 import importlib.util
 import pathlib
+import re
+import subprocess
+import sys
 
 import attnfold
 import attnfold.integrations.transformers as integration
@@ -141,6 +144,13 @@ def test_what_is_not_served_is_an_error():
 def test_examples_run():
     result = doctest.testmod(integration)
     assert result.attempted > 0 and result.failed == 0
+
+
+def test_the_snippet_of_the_readme_runs():
+    text = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "transformers" in b)
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @torch.no_grad()
