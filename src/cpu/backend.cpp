@@ -153,6 +153,16 @@ UnitShape unit_shape(const Problem& p) {
   return s;
 }
 
+/** What open_tiles (tile.inl) takes for `rows` rows, at most. */
+size_t tile_scratch_bytes(const Problem& p, size_t rows) {
+  constexpr size_t kRows = 32;  // of the largest block
+  const size_t padded_rows = (rows + kRows - 1) / kRows * kRows;
+  const size_t q_stride = padded(p.head_dim_qk), state_row = state_row_floats(p);
+  const size_t floats = padded_rows * (q_stride + 2 * state_row) + kLeaf * (q_stride + state_row) +
+                        kRows * (kLeaf + 3 + state_row);
+  return floats * sizeof(float) + 16 * 64;
+}
+
 size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t rows = static_cast<size_t>(max_unit_rows(shape));
   const size_t per_row = sizeof(TokenRow) + sizeof(LeafKeys) + 2 * sizeof(uint64_t) +
@@ -160,7 +170,9 @@ size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   const size_t leaf_pointers = 5 * (kLeaf * sizeof(const char*));
   const size_t leaf_scales = 2 * (kLeaf * sizeof(float));
   const size_t rounding = 15 * 64;
-  return (rows * per_row + leaf_pointers + leaf_scales + rounding + 63) / 64 * 64;
+  return (rows * per_row + leaf_pointers + leaf_scales + rounding + tile_scratch_bytes(p, rows) +
+          63) /
+         64 * 64;
 }
 
 Threads threads_of(const attnfold_execution& e) {

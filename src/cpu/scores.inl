@@ -8,6 +8,27 @@
 // Per block of R rows x N keys: N key rows read once from memory, R query rows from L1; R x N
 // accumulators.
 
+/** Row pointers of one leaf's keys or values: entry n is key leaf * kLeaf + n, kv head 0. */
+struct LeafRows {
+  const char* row[kLeaf];
+};
+
+constexpr int kTileRows = 16 * kTileVecs;  // of a block of tile.inl
+
+template <DType T>
+ATTNFOLD_LANE_FN void widen_elements(const void* from, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = load_f32(from, T, i);
+}
+
+/** n elements, widened: exact. */
+ATTNFOLD_LANE_FN void widen_row(const void* from, DType type, int n, float* out) {
+  switch (type) {
+    case DType::f16: return widen_elements<DType::f16>(from, n, out);
+    case DType::bf16: return widen_elements<DType::bf16>(from, n, out);
+    default: return widen_elements<DType::f32>(from, n, out);
+  }
+}
+
 /** 32 elements past `n` read as 0; nothing past `n` is touched. */
 template <DType T>
 ATTNFOLD_LANE_FN Pair load32_partial(const char* p, int n) {
@@ -34,10 +55,43 @@ struct FmaScores {
     return fma(load(q + 16), k.b, fma(load(q), k.a, acc));
   }
   static void pack_q(const void* q, DType q_dtype, int head_dim, Q* out) {
-    for (int e = 0; e < padded(head_dim); ++e) {
-      out[e / kChunk * kChunk + lane_slot<T>(e % kChunk)] =
-          e < head_dim ? load_f32(q, q_dtype, e) : 0.0f;
+    for (int c = 0; c < head_dim; c += kChunk) {
+      const int n = head_dim - c < kChunk ? head_dim - c : kChunk;
+      float chunk[kChunk] = {};
+      widen_row(static_cast<const char*>(q) + c * dtype_bytes(q_dtype), q_dtype, n, chunk);
+      for (int e = 0; e < kChunk; ++e) out[c + lane_slot<T>(e)] = chunk[e];
     }
+  }
+
+  // In tiles: widened keys, in lane order.
+  using TileQ = float;
+  static constexpr int kTileStep = kChunk;
+  static int tile_depth(int q_stride) { return q_stride; }
+  static void pack_keys(const LeafRows& rows, int64_t head_offset, int begin, int end, int head_dim,
+                        char* out) {
+    const int depth = padded(head_dim);
+    for (int n = begin; n < end; ++n) {
+      const char* row = rows.row[n] + head_offset;
+      float* to = reinterpret_cast<float*>(out) + n * depth;
+      for (int d = 0; d < head_dim; d += kChunk) {
+        const char* at = row + d * dtype_bytes(T);
+        const Pair x = head_dim - d >= kChunk ? load32<T>(at) : load32_partial<T>(at, head_dim - d);
+        store(to + d, x.a);
+        store(to + d + 16, x.b);
+      }
+    }
+  }
+  /** acc[key][vec] += q[at] * k[n + key][at] */
+  template <int N>
+  ATTNFOLD_LANE_FN void tile_step(const TileQ* q, const char* k, int n, int depth, int at,
+                                  Lanes* acc) {
+    const float* key = reinterpret_cast<const float*>(k) + n * depth + at;
+    Lanes row[kTileVecs];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTileVecs; ++i) row[i] = load(q + at * kTileRows + i * 16);
+#pragma GCC unroll 16
+    for (int f = 0; f < N; ++f)
+      acc[f] = fma(row[f % kTileVecs], splat(key[f / kTileVecs * depth]), acc[f]);
   }
 };
 

@@ -87,6 +87,10 @@ ATTNFOLD_LANE_FN States states_at(float* base, int rows, int64_t o_stride) {
   return {base + rows * o_stride, base + rows * (o_stride + 1), base, o_stride};
 }
 
+ATTNFOLD_LANE_FN States from_row(States s, int row) {
+  return {s.m + row, s.l + row, s.o + row * s.o_stride, s.o_stride};
+}
+
 ATTNFOLD_LANE_FN void clear_states(const States& s, int rows) {
   for (int r = 0; r < rows; ++r) s.m[r] = -__builtin_inff();
 }

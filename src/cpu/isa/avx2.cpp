@@ -19,6 +19,8 @@ namespace {
 #include "cpu/scores.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"
+#include "cpu/tile.inl"
+#include "cpu/run.inl"
 // clang-format on
 }  // namespace
 

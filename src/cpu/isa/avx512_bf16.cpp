@@ -25,6 +25,8 @@ namespace {
 #include "cpu/scores.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"
+#include "cpu/tile.inl"
+#include "cpu/run.inl"
 // clang-format on
 
 /** Scores by bf16 dot: lane i of the chain takes elements 2i and 2i + 1 of each chunk. */
@@ -43,6 +45,34 @@ struct DotScores {
   static void pack_q(const void* q, DType, int head_dim, Q* out) {
     memcpy(out, q, static_cast<size_t>(head_dim) * sizeof(Q));
     for (int e = head_dim; e < padded(head_dim); ++e) out[e] = 0;
+  }
+
+  // In tiles: pairs of elements as they lie in memory.
+  using TileQ = uint32_t;
+  static constexpr int kTileStep = 16;
+  static int tile_depth(int q_stride) { return q_stride / 2; }
+  static void pack_keys(const LeafRows& rows, int64_t head_offset, int begin, int end, int head_dim,
+                        char* out) {
+    const size_t bytes = static_cast<size_t>(head_dim) * sizeof(Q);
+    const size_t row_bytes = static_cast<size_t>(padded(head_dim)) * sizeof(Q);
+    for (int n = begin; n < end; ++n) {
+      memcpy(out + n * row_bytes, rows.row[n] + head_offset, bytes);
+      if (bytes < row_bytes) memset(out + n * row_bytes + bytes, 0, row_bytes - bytes);
+    }
+  }
+  template <int N>
+  ATTNFOLD_LANE_FN void tile_step(const TileQ* q, const char* k, int n, int depth, int at,
+                                  Lanes* acc) {
+    const int* key = reinterpret_cast<const int*>(k) + n * depth + at;
+    __m512bh row[kTileVecs];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTileVecs; ++i)
+      row[i] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + at * kTileRows + i * 16));
+#pragma GCC unroll 16
+    for (int f = 0; f < N; ++f) {
+      const __m512i x = _mm512_set1_epi32(key[f / kTileVecs * depth]);
+      acc[f].v = _mm512_dpbf16_ps(acc[f].v, row[f % kTileVecs], reinterpret_cast<__m512bh>(x));
+    }
   }
 };
 }  // namespace

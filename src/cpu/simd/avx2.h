@@ -11,6 +11,11 @@ constexpr int kBlock = 4;  // 16 ymm registers: four accumulators of two
 constexpr int kMaxRowBlock = 2;
 constexpr int kMaxChunks = 2;
 
+// Of tile.inl: a block of 16 rows; accumulators as above.
+constexpr int kTileVecs = 1;
+constexpr int kTileKeys = 2;  // keys of a score block
+constexpr int kTileDims = 4;  // elements of o at a time
+
 ATTNFOLD_LANE_FN Lanes splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 ATTNFOLD_LANE_FN Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 ATTNFOLD_LANE_FN void store(float* p, Lanes a) {
@@ -154,6 +159,16 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
     r.b = load(f + 16);
   }
   return r;
+}
+
+ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
+                                   int64_t out_stride) {
+  const uint32_t* from = static_cast<const uint32_t*>(in);
+  uint32_t* to = static_cast<uint32_t*>(out);
+  for (int j = 0; j < 16; ++j) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) to[i * out_stride + j] = from[j * in_stride + i];
+  }
 }
 
 ATTNFOLD_LANE_FN void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }

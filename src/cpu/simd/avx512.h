@@ -11,6 +11,11 @@ constexpr int kBlock = 16;
 constexpr int kMaxRowBlock = 4;
 constexpr int kMaxChunks = 4;
 
+// Of tile.inl: a block of 32 rows; 16 accumulators.
+constexpr int kTileVecs = 2;
+constexpr int kTileKeys = 4;  // keys of a score block, two chains each
+constexpr int kTileDims = 8;  // elements of o at a time
+
 ATTNFOLD_LANE_FN Lanes splat(float x) { return {_mm512_set1_ps(x)}; }
 ATTNFOLD_LANE_FN Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
 ATTNFOLD_LANE_FN void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
@@ -125,6 +130,42 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
     const float* f = reinterpret_cast<const float*>(p);
     return {load(f), load(f + 16)};
   }
+}
+
+ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
+                                   int64_t out_stride) {
+  __m512i r[16], t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i)
+    r[i] = _mm512_loadu_si512(static_cast<const uint32_t*>(in) + i * in_stride);
+  // Within 128 bits: 4 x 4 words of rows 4 i .. 4 i + 3.
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  // Then 4 x 4 such blocks: column 4 q + c of the rows is quarter q of r[4 b + c], b = 0..3.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44);
+    const __m512i b = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
+    const __m512i d = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+    const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+    t[c] = _mm512_shuffle_i32x4(a, b, 0x88);
+    t[4 + c] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    t[8 + c] = _mm512_shuffle_i32x4(d, e, 0x88);
+    t[12 + c] = _mm512_shuffle_i32x4(d, e, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i)
+    _mm512_storeu_si512(static_cast<uint32_t*>(out) + i * out_stride, t[i]);
 }
 
 ATTNFOLD_LANE_FN void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }

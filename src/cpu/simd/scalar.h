@@ -11,6 +11,9 @@ struct Lanes {
 constexpr int kBlock = 4;        // accumulators of a score block
 constexpr int kMaxRowBlock = 2;  // rows of one
 constexpr int kMaxChunks = 2;    // chunks of V that one row accumulates at once
+constexpr int kTileVecs = 1;     // tile.inl: a block has 16 * kTileVecs rows,
+constexpr int kTileKeys = 2;     // its scores are taken kTileKeys keys at a time,
+constexpr int kTileDims = 4;     // its o kTileDims elements
 
 ATTNFOLD_LANE_FN Lanes splat(float x) {
   Lanes r;
@@ -138,6 +141,17 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
     }
   }
   return r;
+}
+
+/** Sixteen rows of 16 words become sixteen columns: out[i][j] = in[j][i]; strides in words. */
+ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
+                                   int64_t out_stride) {
+  const uint32_t* from = static_cast<const uint32_t*>(in);
+  uint32_t* to = static_cast<uint32_t*>(out);
+  for (int j = 0; j < 16; ++j) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) to[i * out_stride + j] = from[j * in_stride + i];
+  }
 }
 
 ATTNFOLD_LANE_FN void prefetch(const char* p) { __builtin_prefetch(p, 0, 2); }
