@@ -28,6 +28,7 @@ std::vector<const KernelRow*> make_table() {
 #if defined(__x86_64__)
   // The bf16 dot comes first where it is the fast instruction; on Intel float32 fma on widened keys
   // is faster.
+  append(&table, amx_bf16::rows());
   if (!features().slow_bf16_dot) append(&table, avx512_bf16::rows());
   append(&table, avx512::rows());
   if (features().slow_bf16_dot) append(&table, avx512_bf16::rows());
@@ -160,7 +161,11 @@ size_t tile_scratch_bytes(const Problem& p, size_t rows) {
   const size_t q_stride = padded(p.head_dim_qk), state_row = state_row_floats(p);
   const size_t floats = padded_rows * (q_stride + 2 * state_row) + kLeaf * (q_stride + state_row) +
                         kRows * (kLeaf + 3 + state_row);
-  return floats * sizeof(float) + 16 * 64;
+  // matrix_scratch (amx.inl): rows in groups of 16, head by head.
+  const size_t groups = rows / 16 + std::min(rows, static_cast<size_t>(p.kv_heads));
+  const size_t parts = rows / 5 + std::min(rows, static_cast<size_t>(p.kv_heads));
+  const size_t matrix = groups * q_stride * 8 + 2 * 65 * state_row + parts * 1024 + 16 * state_row;
+  return std::max(floats, matrix) * sizeof(float) + 16 * 64;
 }
 
 size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {

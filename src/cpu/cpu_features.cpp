@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace attnfold::cpu {
 namespace {
@@ -18,6 +22,17 @@ uint64_t enabled_registers() {  // XCR0
 }
 
 bool bit(uint32_t word, int i) { return (word >> i) & 1u; }
+
+/** Asks for the state of AMX tiles, for all threads of this process: without, the first tile
+ * instruction is a fault. */
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 Features detect() {
   Features f;
@@ -32,8 +47,10 @@ Features detect() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   f.avx512 = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);
+  const bool tiles = (registers & 0x60000u) == 0x60000u && bit(d, 22) && bit(d, 24);
   uint32_t a1 = 0, b1, c1, d1;
   if (a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) f.avx512_bf16 = f.avx512 && bit(a1, 5);
+  f.amx_bf16 = f.avx512 && tiles && may_use_tiles();
   f.slow_bf16_dot = intel;
   return f;
 }
@@ -55,6 +72,8 @@ std::string why_not(const char* isa) {
     return "this CPU or system lacks AVX-512 F, BW, DQ or VL";
   if (std::strcmp(isa, "avx512_bf16") == 0 && !f.avx512_bf16)
     return "this CPU or system lacks AVX512_BF16";
+  if (std::strcmp(isa, "amx_bf16") == 0 && !f.amx_bf16)
+    return "this CPU or system lacks AMX with bf16 tiles";
   return "";
 }
 

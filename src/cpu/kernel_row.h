@@ -83,6 +83,9 @@ KernelRows rows();
 namespace avx512_bf16 {
 KernelRows rows();
 }
+namespace amx_bf16 {
+KernelRows rows();
+}
 #endif
 
 }  // namespace attnfold::cpu

@@ -13,6 +13,7 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
   }
   if (is_tiled(w)) return attend_tiles<T>(w, item);
   if (item.leaf_begin < item.leaf_end) {
+    if constexpr (S::kMatrix) pack_matrix_queries(w);
     const int leaf = leaf_at(w.unit, item.leaf_begin);
     point_rows(w.p, *args.lengths, args.tensors.k, dtype_bytes(w.p.kv_dtype), w.unit.request, leaf,
                unit_leaf(w, leaf), w.k);
@@ -43,6 +44,7 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
 template <DType T, class S>
 void run_worker(const RunArgs& args, int32_t worker) {
   const Schedule& s = *args.schedule;
+  [[maybe_unused]] const typename S::Mode mode;
   for (int32_t i = s.worker_items[worker]; i < s.worker_items[worker + 1]; ++i) {
     switch (args.problem->head_dim_qk) {
       case 64: attend_item<T, S, 2>(args, worker, s.items[i]); break;

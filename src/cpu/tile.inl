@@ -46,6 +46,7 @@ struct TileWork {
   char* k;                     // S::pack_keys' layout
   float* v;                    // [o_stride / 16][kLeaf][16]
   float* s;                    // [kLeaf][kTileRows]
+  bool special;                // with AMX: some values of the leaf at hand are not finite
   float *begin, *end, *sink;   // [kTileRows] of the block at hand: what its rows see of the leaf
   TileStates leaf, chunk, total;  // leaf: one block
 };
@@ -301,6 +302,29 @@ void pack_values(const LeafRows& rows, int64_t head_offset, int begin, int end, 
   }
 }
 
+template <class S>
+ATTNFOLD_LANE_FN void block_scores(const UnitWork<S>& w, const TileWork<S>& tile, int block,
+                                   const TileKeys& keys) {
+  const typename S::TileQ* q = tile.q + block * tile.block_q;
+  const int depth = S::tile_depth(w.q_stride);
+  if constexpr (S::kMatrix) {
+    matrix_tile_scores(q, tile.k, depth, keys.begin, keys.end, tile.s);
+  } else {
+    tile_scores<S>(q, tile.k, depth, keys.begin / kTileKeys * kTileKeys,
+                   (keys.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
+  }
+}
+
+template <class S>
+ATTNFOLD_LANE_FN void block_values(const UnitWork<S>& w, const TileWork<S>& tile, int block,
+                                   const TileKeys& keys, int64_t v_offset) {
+  if constexpr (S::kMatrix) {
+    matrix_tile_values(w, tile, keys, v_offset, block);
+  } else {
+    tile_values(tile, keys, w.leaf.o_stride);
+  }
+}
+
 /** Folds one leaf of all rows into `chunk`. */
 template <DType T, class S>
 __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf) {
@@ -314,7 +338,13 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
   const int begin = keys.keys.sink > 0 ? 0 : keys.keys.begin & ~15;
   const int end = ((keys.keys.end > keys.keys.begin ? keys.keys.end : keys.keys.sink) + 15) & ~15;
   S::pack_keys(*w.k, head * t.k.stride_head * bytes, begin, end, w.p.head_dim_qk, tile.k);
-  pack_values<T>(*w.v, head * t.v.stride_head * bytes, begin, end, w.p.head_dim_vo, tile.v);
+  const int64_t v_offset = head * t.v.stride_head * bytes;
+  if constexpr (S::kMatrix) {
+    tile.special = pack_matrix_values(*w.v, v_offset, begin, end, w.p.head_dim_vo,
+                                      reinterpret_cast<char*>(tile.v));
+  } else {
+    pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
+  }
   const int64_t o_stride = w.leaf.o_stride;
   const ScoreMod mod = score_mod(w, 0);
   for (int block = 0; block < tile.num_blocks; ++block) {
@@ -325,9 +355,7 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       }
       continue;
     }
-    tile_scores<S>(tile.q + block * tile.block_q, tile.k, S::tile_depth(w.q_stride),
-                   seen.begin / kTileKeys * kTileKeys,
-                   (seen.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
+    block_scores(w, tile, block, seen);
     for (int vec = 0; vec < kTileVecs; ++vec) tile_softmax(tile, vec, seen, mod);
     const TileStates chunk = block_of(tile.chunk, block, o_stride);
     if (tile.chunk.empty) {
@@ -335,10 +363,10 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
       float* leaf_o = tile.leaf.o;
       tile.leaf.o = chunk.o;
-      tile_values(tile, seen, o_stride);
+      block_values(w, tile, block, seen, v_offset);
       tile.leaf.o = leaf_o;
     } else {
-      tile_values(tile, seen, o_stride);
+      block_values(w, tile, block, seen, v_offset);
       fold_block(chunk, tile.leaf, o_stride);
     }
   }

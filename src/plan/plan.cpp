@@ -31,11 +31,11 @@ std::string isa_names() {
   return text;
 }
 
-/** avx512_bf16 has a row for bf16 alone; its name takes the AVX-512 rows along for the other types.
- */
+/** avx512_bf16 and amx_bf16 have a row for bf16 alone; their names take the AVX-512 rows along for the
+ * other types. */
 bool isa_admits(const std::string& isa, const char* row_isa) {
   return isa.empty() || isa == row_isa ||
-         (isa == "avx512_bf16" && std::strcmp(row_isa, "avx512") == 0);
+         ((isa == "avx512_bf16" || isa == "amx_bf16") && std::strcmp(row_isa, "avx512") == 0);
 }
 
 /** Most keys that one unit can see: a window bounds them, and with them the states that a cut

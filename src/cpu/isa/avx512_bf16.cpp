@@ -23,6 +23,7 @@ namespace {
 // clang-format off
 #include "core/lane_math.inl"
 #include "cpu/scores.inl"
+#include "cpu/pairs.inl"
 #include "cpu/values.inl"
 #include "cpu/attend.inl"
 #include "cpu/tile.inl"
@@ -30,9 +31,9 @@ namespace {
 // clang-format on
 
 /** Scores by bf16 dot: lane i of the chain takes elements 2i and 2i + 1 of each chunk. */
-struct DotScores {
-  using Q = uint16_t;
-  static constexpr DType kKeys = DType::bf16;
+struct DotScores : PairQueries {
+  static constexpr bool kMatrix = false;
+  struct Mode {};
   using Chunk = __m512i;
   ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return _mm512_loadu_si512(k); }
   ATTNFOLD_LANE_FN Chunk load_partial(const char* k, int n) {
@@ -42,24 +43,8 @@ struct DotScores {
     return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(q)),
                              reinterpret_cast<__m512bh>(k))};
   }
-  static void pack_q(const void* q, DType, int head_dim, Q* out) {
-    memcpy(out, q, static_cast<size_t>(head_dim) * sizeof(Q));
-    for (int e = head_dim; e < padded(head_dim); ++e) out[e] = 0;
-  }
 
-  // In tiles: pairs of elements as they lie in memory.
-  using TileQ = uint32_t;
   static constexpr int kTileStep = 16;
-  static int tile_depth(int q_stride) { return q_stride / 2; }
-  static void pack_keys(const LeafRows& rows, int64_t head_offset, int begin, int end, int head_dim,
-                        char* out) {
-    const size_t bytes = static_cast<size_t>(head_dim) * sizeof(Q);
-    const size_t row_bytes = static_cast<size_t>(padded(head_dim)) * sizeof(Q);
-    for (int n = begin; n < end; ++n) {
-      memcpy(out + n * row_bytes, rows.row[n] + head_offset, bytes);
-      if (bytes < row_bytes) memset(out + n * row_bytes + bytes, 0, row_bytes - bytes);
-    }
-  }
   template <int N>
   ATTNFOLD_LANE_FN void tile_step(const TileQ* q, const char* k, int n, int depth, int at,
                                   Lanes* acc) {

@@ -1,0 +1,544 @@
+// The two products on AMX tiles, for both kernels.  Included inside the AMX namespace, after
+// attend.inl and before tile.inl.
+//
+// tdpbf16ps on tiles A [16, 32] and B [32, 16] sums even and odd elements in a chain of fma each from
+// zero, adds the two, and adds that to C; subnormals are zero.  So the order of a sum is that of the
+// steps of 32, and rows and columns of a tile do not meet: bits do not depend on what shares a tile.
+//
+//   S^T = K Q^T     A: 16 keys as they lie in memory.  B: up to 16 rows of q
+//   O   = P V       P, in float32, is the sum of three bf16 exactly (8 bits each): three products,
+//                   o = high + (middle + low).  Few rows: A is P, the three parts of 5 rows in a tile;
+//                   B is V in pairs of keys.  Many rows: A is V^T, B is P^T
+//
+// V that is Inf or NaN is taken as 0, and what it does to the rows that see it is put in afterwards:
+// a row that does not see it has p = 0 there, and 0 * Inf would not be 0.
+
+constexpr int kPartRows = 5;  // rows whose three parts share a tile
+constexpr int64_t kColumnBytes = 4096 + 64;  // four tiles; not a power of two, for the caches' sake
+
+template <int kTile>
+ATTNFOLD_LANE_FN void tile_load(const void* from, int64_t stride) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+template <int kTile>
+ATTNFOLD_LANE_FN void tile_store(void* to, int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
+}
+template <int kTile>
+ATTNFOLD_LANE_FN void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+/** C += A B */
+template <int kC, int kA, int kB>
+ATTNFOLD_LANE_FN void tile_multiply() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+}
+
+/** Tiles of 16 x 64 bytes while it lives. */
+class TileMode {
+ public:
+  TileMode() {
+    alignas(64) unsigned char config[64] = {1};
+    for (int t = 0; t < 8; ++t) {
+      config[16 + 2 * t] = 64;  // bytes of a row
+      config[48 + t] = 16;      // rows
+    }
+    __asm__ volatile("ldtilecfg (%0)" : : "r"(config) : "memory");
+  }
+  ~TileMode() { __asm__ volatile("tilerelease"); }
+};
+
+struct MatrixScores : PairQueries {
+  static constexpr bool kMatrix = true;
+  using Mode = TileMode;
+};
+
+/** Two keys of v, 32 elements: `low` has pairs of elements 8 i .. 8 i + 3, `high` of the others. */
+struct KeyPair {
+  __m512i low, high;
+};
+
+/** Inf and NaN as 0; sets *special if there are any. */
+ATTNFOLD_LANE_FN __m512i finite(__m512i x, bool* special) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  const __mmask32 bad = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+  if (__builtin_expect(bad == 0, 1)) return x;
+  *special = true;
+  return _mm512_maskz_mov_epi16(~bad, x);
+}
+
+ATTNFOLD_LANE_FN __m512i load_values(const char* at, int n) {
+  return n >= kChunk ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi16((1u << n) - 1, at);
+}
+
+/** Keys n and n + 1 of those in [begin, end), elements [d, d + 32) of head_dim. */
+ATTNFOLD_LANE_FN KeyPair key_pair(const LeafRows& rows, int64_t head_offset, int n, int begin,
+                                  int end, int d, int head_dim, bool* special) {
+  const int64_t offset = head_offset + d * 2;
+  __m512i x = _mm512_setzero_si512(), y = x;
+  if (n >= begin && n < end) x = finite(load_values(rows.row[n] + offset, head_dim - d), special);
+  if (n + 1 >= begin && n + 1 < end)
+    y = finite(load_values(rows.row[n + 1] + offset, head_dim - d), special);
+  return {_mm512_unpacklo_epi16(x, y), _mm512_unpackhi_epi16(x, y)};
+}
+
+/** What Inf and NaN among the values do to the o of one row: those elements are plain sums.
+ * sees(n) says whether the row sees key n of [begin, end), p(n) its weight. */
+template <class Sees, class Weight>
+__attribute__((noinline)) void add_special(const LeafRows& rows, int64_t head_offset, int begin,
+                                           int end, int head_dim, Sees sees, Weight p, float* o,
+                                           int64_t o_step) {
+  for (int d = 0; d < head_dim; ++d) {
+    bool special = false;
+    float sum = 0.0f;
+    for (int n = begin; n < end; ++n) {
+      if (!sees(n)) continue;
+      uint16_t code;
+      memcpy(&code, rows.row[n] + head_offset + d * 2, sizeof(code));
+      special = special || (code & 0x7f80) == 0x7f80;
+      sum = __builtin_fmaf(p(n), bf16_to_f32(code), sum);
+    }
+    if (special) o[(d - d % kChunk + lane_slot<DType::bf16>(d % kChunk)) * o_step] = sum;
+  }
+}
+
+/** The upper halves of 32 words. */
+ATTNFOLD_LANE_FN __m512i upper_halves(__m512 a, __m512 b) {
+  alignas(64) static const uint16_t kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kOdd),
+                                   _mm512_castps_si512(b));
+}
+/** x less its upper half: exact. */
+ATTNFOLD_LANE_FN __m512 rest(__m512 x) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)));
+}
+
+// Few rows of several heads (attend.inl).
+
+/** Scratch of a unit in w.tiles. */
+struct MatrixScratch {
+  uint32_t* q;  // [head][group of 16 rows][q_stride / 32][16 pairs][16 rows]
+  char* v[2];   // of two heads: [o_stride / 16][4][16 pairs of keys][64 bytes]
+  char* p;      // [head][block of kPartRows rows][4][16 parts of rows][64 bytes]
+  float* o;     // [16 parts of rows][o_stride]
+};
+
+template <class S>
+ATTNFOLD_LANE_FN MatrixScratch matrix_scratch(const UnitWork<S>& w) {
+  char* at = w.tiles;
+  const int64_t row_groups = (w.head_rows + 15) / 16;
+  MatrixScratch m;
+  m.q = take<uint32_t>(at, static_cast<size_t>(w.unit.num_kv_heads * row_groups * w.q_stride * 8));
+  for (char*& v : m.v) v = take<char>(at, static_cast<size_t>(w.leaf.o_stride / 16 * kColumnBytes));
+  const int part_blocks = w.unit.num_kv_heads * ((w.head_rows + kPartRows - 1) / kPartRows);
+  m.p = take<char>(at, static_cast<size_t>(part_blocks) * 4096);
+  m.o = take<float>(at, static_cast<size_t>(w.leaf.o_stride) * 16);
+  return m;
+}
+
+/** B tiles of q. */
+template <class S>
+void pack_matrix_queries(const UnitWork<S>& w) {
+  const MatrixScratch m = matrix_scratch(w);
+  const int depth = w.q_stride / 2;
+  alignas(64) uint32_t square[16 * 16];
+  uint32_t* to = m.q;
+  for (int h = 0; h < w.unit.num_kv_heads; ++h) {
+    for (int r = 0; r < w.head_rows; r += 16) {
+      const int rows = w.head_rows - r < 16 ? w.head_rows - r : 16;
+      const uint32_t* from = reinterpret_cast<const uint32_t*>(w.q) +
+                             (static_cast<int64_t>(h) * w.head_rows + r) * depth;
+      for (int d = 0; d < depth; d += 16, to += 16 * 16) {
+        memset(square, 0, sizeof(square));
+        for (int i = 0; i < rows; ++i) memcpy(square + i * 16, from + int64_t{i} * depth + d, 64);
+        transpose_16(square, 16, to, 16);
+      }
+    }
+  }
+}
+
+/** The 16 keys from n on as the rows of a tile. */
+struct KeyTile {
+  const char* data;
+  int64_t stride;
+};
+
+/** In place if they are equally far apart, else copied. */
+template <class S>
+ATTNFOLD_LANE_FN KeyTile key_tile(const UnitWork<S>& w, int n, int64_t head_offset, char* copy) {
+  const char* const* rows = w.k->row + n;
+  const int64_t stride = rows[1] - rows[0], row_bytes = int64_t{w.q_stride} * 2;
+  bool even = w.p.head_dim_qk % kChunk == 0;
+  for (int i = 2; i < 16; ++i) even = even && rows[i] - rows[i - 1] == stride;
+  if (even) return {rows[0] + head_offset, stride};
+  const size_t bytes = static_cast<size_t>(w.p.head_dim_qk) * 2;
+  for (int i = 0; i < 16; ++i) {
+    memcpy(copy + i * row_bytes, rows[i] + head_offset, bytes);
+    memset(copy + i * row_bytes + bytes, 0, static_cast<size_t>(row_bytes) - bytes);
+  }
+  return {copy, row_bytes};
+}
+
+/** s[r][n .. n + 16) = scores[.. ][r] for r < rows <= 16. */
+ATTNFOLD_LANE_FN void turn_scores(const float* scores, int rows, float* s) {
+  if (rows <= 4) {
+    __m512 x[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {  // keys j, j + 4, j + 8, j + 12
+      x[j] = _mm512_castps128_ps512(_mm_load_ps(scores + j * 16));
+      x[j] = _mm512_insertf32x4(x[j], _mm_load_ps(scores + (j + 4) * 16), 1);
+      x[j] = _mm512_insertf32x4(x[j], _mm_load_ps(scores + (j + 8) * 16), 2);
+      x[j] = _mm512_insertf32x4(x[j], _mm_load_ps(scores + (j + 12) * 16), 3);
+    }
+    const __m512 a = _mm512_unpacklo_ps(x[0], x[1]), b = _mm512_unpacklo_ps(x[2], x[3]);
+    const __m512 c = _mm512_unpackhi_ps(x[0], x[1]), d = _mm512_unpackhi_ps(x[2], x[3]);
+    const __m512 row[4] = {_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee),
+                           _mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee)};
+    for (int r = 0; r < rows; ++r) _mm512_storeu_ps(s + r * kLeaf, row[r]);
+    return;
+  }
+  alignas(64) float turned[16 * 16];
+  transpose_16(scores, 16, turned, 16);
+  for (int r = 0; r < rows; ++r) memcpy(s + r * kLeaf, turned + r * 16, 64);
+}
+
+/** Scores of four heads, or fewer, on 16 keys: chains of tile products side by side. */
+template <int kHeads>
+ATTNFOLD_LANE_FN void score_heads(const KeyTile* k, const uint32_t* const* q, int q_stride,
+                                  float (*scores)[16 * 16]) {
+  tile_zero<0>();
+  if constexpr (kHeads > 1) tile_zero<1>();
+  if constexpr (kHeads > 2) tile_zero<2>();
+  if constexpr (kHeads > 3) tile_zero<3>();
+  for (int c = 0; c < q_stride / kChunk; ++c) {
+    tile_load<4>(k[0].data + c * 64, k[0].stride);
+    tile_load<5>(q[0] + c * 256, 64);
+    tile_multiply<0, 4, 5>();
+    if constexpr (kHeads > 1) {
+      tile_load<6>(k[1].data + c * 64, k[1].stride);
+      tile_load<7>(q[1] + c * 256, 64);
+      tile_multiply<1, 6, 7>();
+    }
+    if constexpr (kHeads > 2) {
+      tile_load<4>(k[2].data + c * 64, k[2].stride);
+      tile_load<5>(q[2] + c * 256, 64);
+      tile_multiply<2, 4, 5>();
+    }
+    if constexpr (kHeads > 3) {
+      tile_load<6>(k[3].data + c * 64, k[3].stride);
+      tile_load<7>(q[3] + c * 256, 64);
+      tile_multiply<3, 6, 7>();
+    }
+  }
+  tile_store<0>(scores[0], 64);
+  if constexpr (kHeads > 1) tile_store<1>(scores[1], 64);
+  if constexpr (kHeads > 2) tile_store<2>(scores[2], 64);
+  if constexpr (kHeads > 3) tile_store<3>(scores[3], 64);
+}
+
+/** Scores of some heads on 16 keys, as tiles. */
+struct ScoreTiles {
+  alignas(64) float scores[4][16 * 16];
+  float* s[4];  // where they go
+  int rows, heads;
+};
+
+ATTNFOLD_LANE_FN void turn_tiles(const ScoreTiles& tiles) {
+  for (int i = 0; i < tiles.heads; ++i) turn_scores(tiles.scores[i], tiles.rows, tiles.s[i]);
+}
+
+/** leaf_scores on tiles: four heads at a time, and turned a step later, when they are stored. */
+template <class S>
+__attribute__((noinline)) void matrix_scores(const UnitWork<S>& w, const UnitLeaf& keys,
+                                             Ahead* ahead) {
+  constexpr int kHeads = 4, kMostDim = 576;
+  const MatrixScratch m = matrix_scratch(w);
+  const int64_t head_bytes = w.args.tensors.k.stride_head * 2;
+  const int row_groups = (w.head_rows + 15) / 16;
+  ScoreTiles tiles[2];
+  int now = 0;
+  tiles[1].heads = 0;
+  alignas(64) char copy[kHeads][16 * kMostDim * 2];
+  for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16)) {
+    for (int h = 0; h < w.unit.num_kv_heads; h += kHeads) {
+      const int heads = w.unit.num_kv_heads - h < kHeads ? w.unit.num_kv_heads - h : kHeads;
+      KeyTile k[kHeads];
+      for (int i = 0; i < heads; ++i)
+        k[i] = key_tile(w, n, (w.unit.kv_head_begin + h + i) * head_bytes, copy[i]);
+      for (int g = 0; g < row_groups; ++g, now = 1 - now) {
+        ask_ahead(ahead);
+        ScoreTiles& to = tiles[now];
+        const uint32_t* q[kHeads];
+        for (int i = 0; i < heads; ++i) {
+          q[i] = m.q + (static_cast<int64_t>(h + i) * row_groups + g) * w.q_stride * 8;
+          to.s[i] = w.s + (static_cast<int64_t>(h + i) * w.head_rows + g * 16) * kLeaf + n;
+        }
+        to.heads = heads;
+        to.rows = w.head_rows - g * 16 < 16 ? w.head_rows - g * 16 : 16;
+        switch (heads) {
+          case 1: score_heads<1>(k, q, w.q_stride, to.scores); break;
+          case 2: score_heads<2>(k, q, w.q_stride, to.scores); break;
+          case 3: score_heads<3>(k, q, w.q_stride, to.scores); break;
+          default: score_heads<4>(k, q, w.q_stride, to.scores); break;
+        }
+        turn_tiles(tiles[1 - now]);
+      }
+    }
+  }
+  turn_tiles(tiles[1 - now]);
+}
+
+/** A tiles of p: three parts of each of up to kPartRows rows; 0 where a row does not see a key. */
+template <class S>
+ATTNFOLD_LANE_FN void pack_weights(const UnitWork<S>& w, int row, int rows, char* out) {
+  for (int r = 0; r < rows; ++r) {
+    const LeafKeys& seen = w.seen[(row + r) % w.head_rows / w.p.group_size];
+    const int begin = seen.sink > 0 ? 0 : seen.begin & ~15;
+    const int end = ((seen.end > seen.begin ? seen.end : seen.sink) + 15) & ~15;
+    const float* p = w.s + static_cast<int64_t>(row + r) * kLeaf;
+    for (int n = 0; n < kLeaf; n += 32) {
+      __m512 a = _mm512_setzero_ps(), b = a;
+      if (n >= begin && n < end) a = _mm512_loadu_ps(p + n);
+      if (n + 16 >= begin && n + 16 < end) b = _mm512_loadu_ps(p + n + 16);
+      char* to = out + (n / 32 * 16 + 3 * r) * 64;
+      for (int part = 0; part < 3; ++part) {
+        _mm512_store_si512(to + part * 64, upper_halves(a, b));
+        a = rest(a);
+        b = rest(b);
+      }
+    }
+  }
+}
+
+/** o = high + (middle + low) of up to kPartRows rows, in lane order. */
+ATTNFOLD_LANE_FN void join_parts(const float* parts, int rows, int64_t o_stride, float* o) {
+  alignas(64) static const int kEven[16] = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
+  const __m512i even = _mm512_load_si512(kEven), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  for (int r = 0; r < rows; ++r) {
+    const float* high = parts + 3 * r * o_stride;
+    const auto sum = [&](int64_t i) {
+      return _mm512_add_ps(_mm512_load_ps(high + i),
+                           _mm512_add_ps(_mm512_load_ps(high + o_stride + i),
+                                         _mm512_load_ps(high + 2 * o_stride + i)));
+    };
+    for (int64_t d = 0; d < o_stride; d += kChunk) {
+      const __m512 a = sum(d), b = sum(d + 16);
+      _mm512_storeu_ps(o + r * o_stride + d, _mm512_permutex2var_ps(a, even, b));
+      _mm512_storeu_ps(o + r * o_stride + d + 16, _mm512_permutex2var_ps(a, odd, b));
+    }
+  }
+}
+
+/** parts of o on keys [32 begin, 32 end): four columns of tiles at a time, or two. */
+template <int kColumns>
+ATTNFOLD_LANE_FN void value_columns(const char* p, const char* v, int begin, int end, float* o,
+                                    int64_t o_stride) {
+  tile_zero<0>();
+  tile_zero<1>();
+  if constexpr (kColumns > 2) {
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+  for (int n = begin; n < end; ++n) {
+    tile_load<4>(p + n * 1024, 64);
+    tile_load<5>(v + n * 1024, 64);
+    tile_multiply<0, 4, 5>();
+    tile_load<6>(v + kColumnBytes + n * 1024, 64);
+    tile_multiply<1, 4, 6>();
+    if constexpr (kColumns > 2) {
+      tile_load<7>(v + 2 * kColumnBytes + n * 1024, 64);
+      tile_multiply<2, 4, 7>();
+      tile_load<5>(v + 3 * kColumnBytes + n * 1024, 64);
+      tile_multiply<3, 4, 5>();
+    }
+  }
+  tile_store<0>(o, o_stride * 4);
+  tile_store<1>(o + 16, o_stride * 4);
+  if constexpr (kColumns > 2) {
+    tile_store<2>(o + 32, o_stride * 4);
+    tile_store<3>(o + 48, o_stride * 4);
+  }
+}
+
+/** B tiles of V of one head; true if some values are not finite. */
+__attribute__((noinline)) bool pack_pairs(const LeafRows& rows, int64_t head_offset, int begin, int end,
+                                 int head_dim, char* out, Ahead* ahead) {
+  bool special = false;
+  __m512i largest = _mm512_setzero_si512();  // magnitudes: 0x7f80 and above are not finite
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const bool whole = head_dim % kChunk == 0;
+  for (int n = begin / 32 * 32; n < end; n += 2) {
+    if (n % 8 == 0) ask_ahead(ahead);
+    char* to = out + n / 2 * 64;
+    if (!whole || n < begin || n + 1 >= end) {
+      for (int d = 0; d < head_dim; d += kChunk, to += 2 * kColumnBytes) {
+        const KeyPair pair = key_pair(rows, head_offset, n, begin, end, d, head_dim, &special);
+        _mm512_store_si512(to, pair.low);
+        _mm512_store_si512(to + kColumnBytes, pair.high);
+      }
+      continue;
+    }
+    const char *a = rows.row[n] + head_offset, *b = rows.row[n + 1] + head_offset;
+    for (int d = 0; d < head_dim; d += kChunk, to += 2 * kColumnBytes) {
+      const __m512i x = _mm512_loadu_si512(a + d * 2), y = _mm512_loadu_si512(b + d * 2);
+      largest = _mm512_max_epu16(largest, _mm512_and_si512(x, magnitude));
+      largest = _mm512_max_epu16(largest, _mm512_and_si512(y, magnitude));
+      _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
+      _mm512_store_si512(to + kColumnBytes, _mm512_unpackhi_epi16(x, y));
+    }
+  }
+  for (int n = end; n < (end + 31) / 32 * 32; n += 2) {
+    for (int64_t d = 0; d < head_dim; d += 16)
+      _mm512_store_si512(out + d / 16 * kColumnBytes + n / 2 * 64, _mm512_setzero_si512());
+  }
+  if (_mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0) return special;
+  for (int n = begin / 32 * 32; n < end; n += 2) {
+    for (int d = 0; d < head_dim; d += kChunk) {
+      const KeyPair pair = key_pair(rows, head_offset, n, begin, end, d, head_dim, &special);
+      char* to = out + d / 16 * kColumnBytes + n / 2 * 64;
+      _mm512_store_si512(to, pair.low);
+      _mm512_store_si512(to + kColumnBytes, pair.high);
+    }
+  }
+  return true;
+}
+
+/** o of the unit's head h, from its B tiles `v`. */
+template <class S>
+__attribute__((noinline)) void multiply_values(const UnitWork<S>& w, const MatrixScratch& m, const char* v,
+                                      int h, int begin, int end, bool special) {
+  const int64_t head_bytes = w.args.tensors.v.stride_head * 2, o_stride = w.leaf.o_stride;
+  const int64_t head_offset = (w.unit.kv_head_begin + h) * head_bytes;
+  const int blocks = (w.head_rows + kPartRows - 1) / kPartRows;
+  for (int block = 0; block < blocks; ++block) {
+    const int r = block * kPartRows;
+    const int rows = w.head_rows - r < kPartRows ? w.head_rows - r : kPartRows;
+    const int row = h * w.head_rows + r;
+    const char* p = m.p + (static_cast<int64_t>(h) * blocks + block) * 4096;
+    int64_t d = 0;
+    for (; d + 64 <= o_stride; d += 64)
+      value_columns<4>(p, v + d / 16 * kColumnBytes, begin / 32, (end + 31) / 32, m.o + d, o_stride);
+    if (d < o_stride)
+      value_columns<2>(p, v + d / 16 * kColumnBytes, begin / 32, (end + 31) / 32, m.o + d, o_stride);
+    join_parts(m.o, rows, o_stride, w.leaf.o + row * o_stride);
+    if (!special) continue;
+    for (int i = row; i < row + rows; ++i) {
+      const int token = i % w.head_rows / w.p.group_size;
+      const LeafKeys& seen = w.seen[token];
+      const auto sees = [&](int n) {
+        if (w.by_bits) return w.bits[token].has(n);
+        return n < seen.sink || (n >= seen.begin && n < seen.end);
+      };
+      const float* weights = w.s + static_cast<int64_t>(i) * kLeaf;
+      add_special(*w.v, head_offset, begin, end, w.p.head_dim_vo, sees,
+                  [&](int n) { return weights[n]; }, w.leaf.o + i * o_stride, 1);
+    }
+  }
+}
+
+/** leaf_values on tiles.  A tile that was just stored is slow to load: weights are packed for all
+ * heads first, and the values of a head while those of the one before are multiplied. */
+template <class S>
+__attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, int end,
+                                             Ahead* ahead) {
+  const MatrixScratch m = matrix_scratch(w);
+  const int64_t head_bytes = w.args.tensors.v.stride_head * 2;
+  const int heads = w.unit.num_kv_heads;
+  char* p = m.p;
+  for (int h = 0; h < heads; ++h) {
+    for (int r = 0; r < w.head_rows; r += kPartRows, p += 4096) {
+      const int rows = w.head_rows - r < kPartRows ? w.head_rows - r : kPartRows;
+      pack_weights(w, h * w.head_rows + r, rows, p);
+    }
+  }
+  bool special[2];
+  for (int h = 0; h <= heads; ++h) {
+    if (h < heads) {
+      special[h % 2] = pack_pairs(*w.v, (w.unit.kv_head_begin + h) * head_bytes, begin, end,
+                                  w.p.head_dim_vo, m.v[h % 2], ahead);
+    }
+    if (h > 0) multiply_values(w, m, m.v[(h - 1) % 2], h - 1, begin, end, special[(h - 1) % 2]);
+  }
+}
+
+// Many rows of one head (tile.inl).
+
+/** tile_scores: s[n][r], 32 keys x 32 rows at a time. */
+ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const char* k, int depth, int begin,
+                                         int end, float* s) {
+  const int64_t row_bytes = int64_t{depth} * 4;
+  constexpr int64_t kStride = kTileRows * sizeof(float);
+  for (int n = begin & ~15; n < end; n += 32) {
+    const bool both = n + 16 < end;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (int d = 0; d < depth; d += 16) {
+      tile_load<4>(k + n * row_bytes + d * 4, row_bytes);
+      tile_load<6>(q + d * kTileRows, kStride);
+      tile_load<7>(q + d * kTileRows + 16, kStride);
+      tile_multiply<0, 4, 6>();
+      tile_multiply<1, 4, 7>();
+      if (!both) continue;
+      tile_load<5>(k + (n + 16) * row_bytes + d * 4, row_bytes);
+      tile_multiply<2, 5, 6>();
+      tile_multiply<3, 5, 7>();
+    }
+    tile_store<0>(s + n * kTileRows, kStride);
+    tile_store<1>(s + n * kTileRows + 16, kStride);
+    if (!both) continue;
+    tile_store<2>(s + (n + 16) * kTileRows, kStride);
+    tile_store<3>(s + (n + 16) * kTileRows + 16, kStride);
+  }
+}
+
+/** V^T of keys [begin, end): [o_stride / 16][4][16 elements in lane order][32 keys]; true if some
+ * are not finite. */
+inline bool pack_matrix_values(const LeafRows& rows, int64_t head_offset, int begin, int end,
+                               int head_dim, char* out) {
+  bool special = false;
+  alignas(64) uint32_t low[16 * 16], high[16 * 16];
+  for (int n = begin / 32 * 32; n < end; n += 32) {
+    for (int d = 0; d < head_dim; d += kChunk) {
+      for (int i = 0; i < 16; ++i) {
+        const KeyPair pair =
+            key_pair(rows, head_offset, n + 2 * i, begin, end, d, head_dim, &special);
+        _mm512_store_si512(low + i * 16, pair.low);
+        _mm512_store_si512(high + i * 16, pair.high);
+      }
+      transpose_16(low, 16, low, 16);
+      transpose_16(high, 16, high, 16);
+      for (int i = 0; i < kChunk; ++i) {  // element d + i
+        const uint32_t* from = (i % 8 < 4 ? low : high) + (i / 8 * 4 + i % 4) * 16;
+        char* to = out + ((d / 16 + i % 2) * 4 + n / 32) * 1024 + i / 2 * 64;
+        memcpy(to, from, 64);
+      }
+    }
+  }
+  return special;
+}
+
+/** B tiles of the parts of P^T: [part][4][vec][16 pairs of keys][16 rows]. */
+ATTNFOLD_LANE_FN void pack_tile_weights(const float* s, int begin, int end, char* out) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int n = begin / 32 * 32; n < (end + 31) / 32 * 32; n += 2) {
+    for (int vec = 0; vec < kTileVecs; ++vec) {
+      const float* p = s + n * kTileRows + vec * 16;
+      __m512 a = _mm512_setzero_ps(), b = a;
+      if (n >= begin && n < end) a = _mm512_load_ps(p);
+      if (n + 1 >= begin && n + 1 < end) b = _mm512_load_ps(p + kTileRows);
+      char* to = out + (n / 32 * kTileVecs + vec) * 1024 + n % 32 / 2 * 64;
+      for (int part = 0; part < 3; ++part) {
+        const __m512i first = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+        const __m512i second = _mm512_and_si512(_mm512_castps_si512(b), upper);
+        _mm512_store_si512(to + part * (4 * kTileVecs * 1024), _mm512_or_si512(first, second));
+        a = rest(a);
+        b = rest(b);
+      }
+    }
+  }
+}

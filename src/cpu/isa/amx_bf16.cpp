@@ -1,0 +1,49 @@
+// Row for AMX with bf16 tiles: bf16 queries on bf16 keys.  Both products by tdpbf16ps, the rest as
+// the AVX-512 rows.
+#if defined(__x86_64__)
+
+// gcc 12 warns about the undefined registers inside its own header.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/kernel_row.h"
+#include "cpu/target_region.h"
+
+ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+
+namespace attnfold::cpu::amx_bf16 {
+namespace {
+#include "cpu/simd/avx512.h"
+// clang-format off
+#include "core/lane_math.inl"
+#include "cpu/scores.inl"
+#include "cpu/pairs.inl"
+#include "cpu/values.inl"
+#include "cpu/attend.inl"
+#include "cpu/amx.inl"
+#include "cpu/tile.inl"
+#include "cpu/amx_tile.inl"
+#include "cpu/run.inl"
+// clang-format on
+
+}  // namespace
+
+KernelRows rows() {
+  static constexpr KernelRow kRows[] = {
+      {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, "cpu-amx-1/bf16",
+       run_worker<DType::bf16, MatrixScores>, merge_shared<DType::bf16>},
+  };
+  return {kRows, 1};
+}
+
+}  // namespace attnfold::cpu::amx_bf16
+
+ATTNFOLD_TARGET_END
+
+#endif
