@@ -176,11 +176,27 @@ void pack_queries(const UnitWork<S>& w) {
   }
 }
 
-ATTNFOLD_LANE_FN void prefetch_rows(const LeafRows& rows, int n, int64_t head_offset,
-                                    int64_t row_bytes) {
+/** Stretches of memory that will be read next, one for each of 16 keys at hand. */
+struct Ahead16 {
+  const char* row[16];
+};
+
+/** Share h of num_heads of the 16 rows at `rows`, in the order in which they lie in memory, so that
+ * the hardware's own prefetch sees a stream. */
+ATTNFOLD_LANE_FN void look_ahead(const char* const* rows, int64_t head_begin, int num_heads,
+                                 int64_t head_bytes, int64_t row_bytes, int h, Ahead16* out) {
+  const int64_t first = head_begin * head_bytes;
+  if (head_bytes != row_bytes) {  // head-major: a head's rows follow one another
+    for (int i = 0; i < 16; ++i) out->row[i] = rows[i] + first + h * head_bytes;
+    return;
+  }
+  int token = h * 16 / num_heads, head = h * 16 % num_heads;
   for (int i = 0; i < 16; ++i) {
-    const char* row = rows.row[n + i] + head_offset;
-    for (int64_t b = 0; b < row_bytes; b += 64) prefetch(row + b);
+    out->row[i] = rows[token] + first + head * head_bytes;
+    if (++head == num_heads) {
+      head = 0;
+      ++token;
+    }
   }
 }
 
@@ -208,14 +224,17 @@ void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
     next = next_group(keys, n + 16);
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
       const int64_t head = w.unit.kv_head_begin + h;
+      Ahead16 ahead;
       if (next < kLeaf) {
-        prefetch_rows(*w.k, next, head * head_bytes, w.p.head_dim_qk * bytes);
+        look_ahead(w.k->row + next, w.unit.kv_head_begin, w.unit.num_kv_heads, head_bytes,
+                   w.p.head_dim_qk * bytes, h, &ahead);
       } else {
-        prefetch_rows(*w.v, first, head * v_head_bytes, w.p.head_dim_vo * bytes);
+        look_ahead(w.v->row + first, w.unit.kv_head_begin, w.unit.num_kv_heads, v_head_bytes,
+                   w.p.head_dim_vo * bytes, h, &ahead);
       }
       const int64_t row = static_cast<int64_t>(h) * w.head_rows;
       score_16_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n,
-                                head * head_bytes, w.p.head_dim_qk, w.s + row * kLeaf + n);
+                                head * head_bytes, w.p.head_dim_qk, ahead.row, w.s + row * kLeaf + n);
     }
   }
 }
@@ -229,7 +248,7 @@ struct RowStretches {
  * row; keys ascending. */
 template <DType T, class S>
 void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches& keys,
-                    int64_t head_offset) {
+                    int64_t head_offset, const char* const* ahead) {
   int all_begin = keys.begin[0], all_end = keys.end[0];
   for (int r = 1; r < rows; ++r) {
     all_begin = keys.begin[r] > all_begin ? keys.begin[r] : all_begin;
@@ -239,14 +258,14 @@ void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches&
   float* o = w.leaf.o + row * w.leaf.o_stride;
   const auto single = [&](int r, int from, int to) {
     value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo,
-                  o + r * w.leaf.o_stride, 0);
+                  ahead, o + r * w.leaf.o_stride, 0);
   };
   if (all_begin >= all_end) {
     for (int r = 0; r < rows; ++r) single(r, keys.begin[r], keys.end[r]);
     return;
   }
   for (int r = 0; r < rows; ++r) single(r, keys.begin[r], all_begin);
-  value_rows<T>(rows, p, w.v->row, head_offset, all_begin, all_end, w.p.head_dim_vo, o,
+  value_rows<T>(rows, p, w.v->row, head_offset, all_begin, all_end, w.p.head_dim_vo, ahead, o,
                 w.leaf.o_stride);
   for (int r = 0; r < rows; ++r) single(r, all_end, keys.end[r]);
 }
@@ -254,7 +273,8 @@ void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches&
 /** o of up to kMaxRowBlock rows on the 16 keys from n on, where bits say what is seen: stretches
  * over which no row's bit changes, ascending. */
 template <DType T, class S>
-void bit_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
+void bit_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset,
+                const char* const* ahead) {
   uint32_t seen[kMaxRowBlock], changes = 0;  // bit i of changes: key i + 1 differs from key i
   for (int r = 0; r < rows; ++r) {
     seen[r] = w.bits[(row + r) % w.head_rows / w.p.group_size].of_16(n);
@@ -268,14 +288,15 @@ void bit_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_off
       keys.begin[r] = n + begin;
       keys.end[r] = n + (seen[r] >> begin & 1 ? end : begin);
     }
-    stretch_values<T>(w, row, rows, keys, head_offset);
+    stretch_values<T>(w, row, rows, keys, head_offset, ahead - n);
   }
 }
 
 /** o of up to kMaxRowBlock rows on the 16 keys from n on: the sink's first, then the others. */
 template <DType T, class S>
-void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset) {
-  if (w.by_bits) return bit_values<T>(w, row, rows, n, head_offset);
+void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset,
+                  const char* const* ahead) {
+  if (w.by_bits) return bit_values<T>(w, row, rows, n, head_offset, ahead);
   RowStretches sink, main;
   bool any_sink = false;
   for (int r = 0; r < rows; ++r) {
@@ -286,8 +307,8 @@ void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_o
     main.begin[r] = seen.begin > n ? seen.begin : n;
     main.end[r] = seen.end < n + 16 ? seen.end : n + 16;
   }
-  if (any_sink) stretch_values<T>(w, row, rows, sink, head_offset);
-  stretch_values<T>(w, row, rows, main, head_offset);
+  if (any_sink) stretch_values<T>(w, row, rows, sink, head_offset, ahead - n);
+  stretch_values<T>(w, row, rows, main, head_offset, ahead - n);
 }
 
 template <DType T, class S>
@@ -299,15 +320,20 @@ void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* nex
     next = next_group(keys, n + 16);
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
       const int64_t head = w.unit.kv_head_begin + h;
+      Ahead16 ahead;
       if (next < kLeaf) {
-        prefetch_rows(*w.v, next, head * head_bytes, w.p.head_dim_vo * bytes);
+        look_ahead(w.v->row + next, w.unit.kv_head_begin, w.unit.num_kv_heads, head_bytes,
+                   w.p.head_dim_vo * bytes, h, &ahead);
       } else if (next_leaf) {
-        prefetch_rows(*w.next_k, next_group(*next_leaf, 0), head * k_head_bytes,
-                      w.p.head_dim_qk * bytes);
+        look_ahead(w.next_k->row + next_group(*next_leaf, 0), w.unit.kv_head_begin,
+                   w.unit.num_kv_heads, k_head_bytes, w.p.head_dim_qk * bytes, h, &ahead);
+      } else {
+        memcpy(ahead.row, w.v->row + n, sizeof(ahead.row));
       }
       for (int r = 0; r < w.head_rows; r += kMaxRowBlock) {
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
-        block_values<T>(w, h * w.head_rows + r, rows, n, head * head_bytes);
+        block_values<T>(w, h * w.head_rows + r, rows, n, head * head_bytes,
+                        r == 0 ? ahead.row : w.v->row + n);
       }
     }
   }

@@ -97,6 +97,14 @@ struct FmaScores {
   }
 };
 
+/** Piece `c` of a stretch of memory in pieces of kBytes, once for each line. */
+template <int kBytes>
+ATTNFOLD_LANE_FN void prefetch_chunk(const char* at, int c) {
+  if (kBytes < 64 && c % 2 == 1) return;
+#pragma GCC unroll 2
+  for (int b = 0; b < kBytes; b += 64) prefetch(at + c * kBytes + b);
+}
+
 template <class S, int R, int N>
 ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typename S::Chunk* k,
                                  Lanes* acc) {
@@ -115,11 +123,12 @@ ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typ
  *
  * q            R rows of q_stride elements, packed by S::pack_q
  * keys         row pointers; head_offset bytes from them to this kv head
+ * ahead        as many stretches of memory as keys, as long as a row: prefetched meanwhile
  */
 template <class S, int R, int kChunks>
 __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
                                            const char* const* keys, int64_t head_offset,
-                                           int head_dim, float* s) {
+                                           int head_dim, const char* const* ahead, float* s) {
   constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
   constexpr int kElementBytes = dtype_bytes(S::kKeys);
   Lanes acc[kBlock];
@@ -132,7 +141,10 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
   for (int c = 0; c < chunks; ++c) {
     typename S::Chunk k[N];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) k[n] = S::load_chunk(k_row[n] + c * kChunk * kElementBytes);
+    for (int n = 0; n < N; ++n) {
+      k[n] = S::load_chunk(k_row[n] + c * kChunk * kElementBytes);
+      prefetch_chunk<kChunk * kElementBytes>(ahead[n], c);
+    }
     score_step<S, R, N>(q + c * kChunk, q_stride, k, acc);
   }
   if (const int tail = kChunks ? 0 : head_dim % kChunk) {
@@ -200,7 +212,7 @@ ATTNFOLD_LANE_FN void ask_ahead(Ahead* a) {
 /** Scores of `rows` rows on the 16 keys from `keys` on. */
 template <class S, int kChunks>
 void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
-                   int64_t head_offset, int head_dim, float* s) {
+                   int64_t head_offset, int head_dim, const char* const* ahead, float* s) {
   for (int r = 0; r < rows;) {
     const int left = rows - r;
     const int block = left < kMaxRowBlock ? left : kMaxRowBlock;
@@ -208,16 +220,17 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
     for (int n = 0; n < 16; n += step) {
       const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
       float* s_r = s + r * kLeaf + n;
+      const char* const* next = r == 0 ? ahead + n : keys + n;  // later blocks have nothing to ask for
       if constexpr (kMaxRowBlock == 4) {
         if (block == 4)
-          score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+          score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
         if (block == 3)
-          score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+          score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
       }
       if (block == 2)
-        score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+        score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
       if (block == 1)
-        score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, s_r);
+        score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
     }
     r += block;
   }

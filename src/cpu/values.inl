@@ -4,10 +4,12 @@
 // o[r][d] is one chain of fma over the keys, ascending, whatever the blocking.  A key that a row
 // may not see is not touched for that row: no 0 * NaN can arise.
 
-/** o[r] += sum over n of p[r][n] * v[n] for one stretch of C chunks of 32; o in lane order. */
+/** o[r] += sum over n of p[r][n] * v[n] for one stretch of C chunks of 32; o in lane order.
+ * ahead[n] + ahead_offset is prefetched meanwhile. */
 template <DType T, int R, int C, bool kTail>
 ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, int64_t offset,
-                                   int n_begin, int n_end, int tail, float* o, int64_t o_stride) {
+                                   int n_begin, int n_end, int tail, const char* const* ahead,
+                                   int64_t ahead_offset, float* o, int64_t o_stride) {
   constexpr int kElementBytes = dtype_bytes(T);
   Lanes acc[R][2 * C];
 #pragma GCC unroll 4
@@ -22,6 +24,7 @@ ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, in
     for (int r = 0; r < R; ++r) weight[r] = splat(p[r * kLeaf + n]);
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
+      if (!kTail) prefetch_chunk<kChunk * kElementBytes>(ahead[n] + ahead_offset, c);
       const Pair x = kTail ? load32_partial<T>(v, tail) : load32<T>(v + c * kChunk * kElementBytes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
@@ -41,7 +44,8 @@ ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, in
 template <DType T, int R>
 __attribute__((noinline)) void value_block(const float* p, const char* const* values,
                                            int64_t head_offset, int n_begin, int n_end,
-                                           int head_dim, float* o, int64_t o_stride) {
+                                           int head_dim, const char* const* ahead, float* o,
+                                           int64_t o_stride) {
   constexpr int kElementBytes = dtype_bytes(T);
   constexpr int C = R == 1 ? kMaxChunks : R == 2 ? kMaxChunks / 2 : kMaxChunks / 2;
   const int chunks = head_dim / kChunk;
@@ -49,29 +53,32 @@ __attribute__((noinline)) void value_block(const float* p, const char* const* va
 #pragma GCC unroll 1
   for (; c + C <= chunks; c += C) {
     value_chunks<T, R, C, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
-                                 n_end, 0, o + c * kChunk, o_stride);
+                                 n_end, 0, ahead, c * kChunk * kElementBytes, o + c * kChunk,
+                                 o_stride);
   }
 #pragma GCC unroll 1
   for (; c < chunks; ++c) {
     value_chunks<T, R, 1, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
-                                 n_end, 0, o + c * kChunk, o_stride);
+                                 n_end, 0, ahead, c * kChunk * kElementBytes, o + c * kChunk,
+                                 o_stride);
   }
   if (const int tail = head_dim % kChunk) {
     value_chunks<T, R, 1, true>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end,
-                                tail, o + c * kChunk, o_stride);
+                                tail, ahead, 0, o + c * kChunk, o_stride);
   }
 }
 
 template <DType T>
 void value_rows(int rows, const float* p, const char* const* values, int64_t head_offset,
-                int n_begin, int n_end, int head_dim, float* o, int64_t o_stride) {
+                int n_begin, int n_end, int head_dim, const char* const* ahead, float* o,
+                int64_t o_stride) {
   if (n_begin >= n_end) return;
   if constexpr (kMaxRowBlock == 4) {
-    if (rows == 4) value_block<T, 4>(p, values, head_offset, n_begin, n_end, head_dim, o, o_stride);
-    if (rows == 3) value_block<T, 3>(p, values, head_offset, n_begin, n_end, head_dim, o, o_stride);
+    if (rows == 4) value_block<T, 4>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+    if (rows == 3) value_block<T, 3>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
   }
-  if (rows == 2) value_block<T, 2>(p, values, head_offset, n_begin, n_end, head_dim, o, o_stride);
-  if (rows == 1) value_block<T, 1>(p, values, head_offset, n_begin, n_end, head_dim, o, o_stride);
+  if (rows == 2) value_block<T, 2>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+  if (rows == 1) value_block<T, 1>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
 }
 
 /** States of a set of rows.  o is in lane order; o of a row with m = -inf holds anything. */
