@@ -137,7 +137,7 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
   const char* k_row[N];
   for (int n = 0; n < N; ++n) k_row[n] = keys[n] + head_offset;
   const int chunks = kChunks ? kChunks : head_dim / kChunk;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int c = 0; c < chunks; ++c) {
     typename S::Chunk k[N];
 #pragma GCC unroll 16

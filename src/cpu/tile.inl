@@ -112,7 +112,7 @@ __attribute__((noinline)) void tile_scores(const typename S::TileQ* q, const cha
       Lanes low[N], high[N];
 #pragma GCC unroll 16
       for (int f = 0; f < N; ++f) low[f] = high[f] = splat(0.0f);
-#pragma GCC unroll 1
+#pragma GCC unroll 2
       for (int at = kTreeOrder[i]; at < depth; at += S::kTileStep) {
 #pragma GCC unroll 2
         for (int part = 0; part < S::kTileStep / 16; ++part) {
@@ -175,6 +175,7 @@ __attribute__((noinline)) void tile_softmax(const TileWork<S>& tile, int vec, co
 
 /** kTileDims elements of o on keys [begin, end), which every row sees. */
 ATTNFOLD_LANE_FN void tile_dims(const float* v, const float* p, int begin, int end, Lanes* acc) {
+#pragma GCC unroll 2
   for (int n = begin; n < end; ++n) {
     Lanes weight[kTileVecs];
 #pragma GCC unroll 2

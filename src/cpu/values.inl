@@ -17,6 +17,7 @@ ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, in
 #pragma GCC unroll 8
     for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o + r * o_stride + i * 16);
   }
+#pragma GCC unroll 2
   for (int n = n_begin; n < n_end; ++n) {
     const char* v = values[n] + offset;
     Lanes weight[R];
