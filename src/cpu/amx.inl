@@ -13,6 +13,8 @@
 // V that is Inf or NaN is taken as 0, and what it does to the rows that see it is put in afterwards:
 // a row that does not see it has p = 0 there, and 0 * Inf would not be 0.
 
+constexpr int kPackedHeads = 8;  // whose values are packed at a time
+constexpr int kHalfDims = 64;    // elements of them that are multiplied at a time
 constexpr int kPartRows = 5;  // rows whose three parts share a tile
 constexpr int64_t kColumnBytes = 4096 + 64;  // four tiles; not a power of two, for the caches' sake
 
@@ -52,6 +54,50 @@ struct MatrixScores : PairQueries {
   static constexpr bool kMatrix = true;
   using Mode = TileMode;
 };
+
+/** Lines that will be read next, in the order in which they lie in memory: asked for evenly between
+ * blocks of arithmetic, so that the hardware's own prefetch sees a stream too. */
+struct Ahead {
+  const char* const* rows;  // null: nothing is left to ask for
+  int num_rows, row;
+  int64_t offset, row_bytes, at;  // of the stretch of each row, and the next byte of it
+  int heads;                      // stretches still to come, head_bytes apart
+  int64_t head_bytes;
+  int64_t share;  // bytes to ask for at a time
+};
+
+/** Rows [0, num_rows) under num_heads heads from head_begin on, asked for in `num_shares` times. */
+ATTNFOLD_LANE_FN Ahead look_ahead(const char* const* rows, int num_rows, int64_t head_begin,
+                                  int num_heads, int64_t head_bytes, int64_t row_bytes,
+                                  int num_shares) {
+  const bool side_by_side = head_bytes == row_bytes;
+  const int64_t lines = (num_rows * num_heads * row_bytes + 63) / 64;
+  return {num_rows > 0 ? rows : nullptr,
+          num_rows,
+          0,
+          head_begin * head_bytes,
+          side_by_side ? num_heads * row_bytes : row_bytes,
+          0,
+          side_by_side ? 1 : num_heads,
+          head_bytes,
+          (lines + num_shares - 1) / num_shares * 64};
+}
+
+ATTNFOLD_LANE_FN void ask_ahead(Ahead* a) {
+  for (int64_t left = a->share; left > 0 && a->rows != nullptr;) {
+    const char* at = a->rows[a->row] + a->offset + a->at;
+    const int64_t here = a->row_bytes - a->at, bytes = here < left ? here : left;
+    for (const char* end = at + bytes; at < end; at += 64) prefetch(at);
+    left -= bytes;
+    a->at += bytes;
+    if (a->at < a->row_bytes) continue;
+    a->at = 0;
+    if (++a->row < a->num_rows) continue;
+    a->row = 0;
+    a->offset += a->head_bytes;
+    if (--a->heads == 0) a->rows = nullptr;
+  }
+}
 
 /** Two keys of v, 32 elements: `low` has pairs of elements 8 i .. 8 i + 3, `high` of the others. */
 struct KeyPair {
@@ -121,9 +167,8 @@ ATTNFOLD_LANE_FN __m512 rest(__m512 x) {
 /** Scratch of a unit in w.tiles. */
 struct MatrixScratch {
   uint32_t* q;  // [head][group of 16 rows][q_stride / 32][16 pairs][16 rows]
-  char* v[2];   // of two heads: [o_stride / 16][4][16 pairs of keys][64 bytes]
+  char* v;      // [kPackedHeads][o_stride / 16][4][16 pairs of keys][64 bytes]
   char* p;      // [head][block of kPartRows rows][4][16 parts of rows][64 bytes]
-  float* o;     // [16 parts of rows][o_stride]
 };
 
 template <class S>
@@ -132,10 +177,9 @@ ATTNFOLD_LANE_FN MatrixScratch matrix_scratch(const UnitWork<S>& w) {
   const int64_t row_groups = (w.head_rows + 15) / 16;
   MatrixScratch m;
   m.q = take<uint32_t>(at, static_cast<size_t>(w.unit.num_kv_heads * row_groups * w.q_stride * 8));
-  for (char*& v : m.v) v = take<char>(at, static_cast<size_t>(w.leaf.o_stride / 16 * kColumnBytes));
+  m.v = take<char>(at, static_cast<size_t>(kPackedHeads * w.leaf.o_stride / 16 * kColumnBytes));
   const int part_blocks = w.unit.num_kv_heads * ((w.head_rows + kPartRows - 1) / kPartRows);
   m.p = take<char>(at, static_cast<size_t>(part_blocks) * 4096);
-  m.o = take<float>(at, static_cast<size_t>(w.leaf.o_stride) * 16);
   return m;
 }
 
@@ -205,10 +249,33 @@ ATTNFOLD_LANE_FN void turn_scores(const float* scores, int rows, float* s) {
   for (int r = 0; r < rows; ++r) memcpy(s + r * kLeaf, turned + r * 16, 64);
 }
 
+/** From the first group of 16 keys that is wanted to the last. */
+struct LeafHull {
+  int begin, end;
+};
+
+ATTNFOLD_LANE_FN LeafHull hull_of(const UnitLeaf& leaf) {
+  LeafHull hull{0, 0};
+  for (int n = next_group(leaf, 0); n < kLeaf; n = next_group(leaf, n + 16)) {
+    if (hull.end == 0) hull.begin = n;
+    hull.end = n + 16;
+  }
+  return hull;
+}
+
+/** Looks ahead to a leaf's rows of k or v. */
+template <class S>
+ATTNFOLD_LANE_FN Ahead look_at(const UnitWork<S>& w, const LeafRows& rows, LeafHull hull,
+                               const View<const char>& view, int head_dim, int num_shares) {
+  const int64_t bytes = dtype_bytes(w.p.kv_dtype);
+  return look_ahead(rows.row + hull.begin, hull.end - hull.begin, w.unit.kv_head_begin,
+                    w.unit.num_kv_heads, view.stride_head * bytes, head_dim * bytes, num_shares);
+}
+
 /** Scores of four heads, or fewer, on 16 keys: chains of tile products side by side. */
 template <int kHeads>
 ATTNFOLD_LANE_FN void score_heads(const KeyTile* k, const uint32_t* const* q, int q_stride,
-                                  float (*scores)[16 * 16]) {
+                                  Ahead* ahead, float (*scores)[16 * 16]) {
   tile_zero<0>();
   if constexpr (kHeads > 1) tile_zero<1>();
   if constexpr (kHeads > 2) tile_zero<2>();
@@ -217,20 +284,24 @@ ATTNFOLD_LANE_FN void score_heads(const KeyTile* k, const uint32_t* const* q, in
     tile_load<4>(k[0].data + c * 64, k[0].stride);
     tile_load<5>(q[0] + c * 256, 64);
     tile_multiply<0, 4, 5>();
+    ask_ahead(ahead);
     if constexpr (kHeads > 1) {
       tile_load<6>(k[1].data + c * 64, k[1].stride);
       tile_load<7>(q[1] + c * 256, 64);
       tile_multiply<1, 6, 7>();
+      ask_ahead(ahead);
     }
     if constexpr (kHeads > 2) {
       tile_load<4>(k[2].data + c * 64, k[2].stride);
       tile_load<5>(q[2] + c * 256, 64);
       tile_multiply<2, 4, 5>();
+      ask_ahead(ahead);
     }
     if constexpr (kHeads > 3) {
       tile_load<6>(k[3].data + c * 64, k[3].stride);
       tile_load<7>(q[3] + c * 256, 64);
       tile_multiply<3, 6, 7>();
+      ask_ahead(ahead);
     }
   }
   tile_store<0>(scores[0], 64);
@@ -252,8 +323,8 @@ ATTNFOLD_LANE_FN void turn_tiles(const ScoreTiles& tiles) {
 
 /** leaf_scores on tiles: four heads at a time, and turned a step later, when they are stored. */
 template <class S>
-__attribute__((noinline)) void matrix_scores(const UnitWork<S>& w, const UnitLeaf& keys,
-                                             Ahead* ahead) {
+__attribute__((noinline)) void matrix_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
+  Ahead* ahead;
   constexpr int kHeads = 4, kMostDim = 576;
   const MatrixScratch m = matrix_scratch(w);
   const int64_t head_bytes = w.args.tensors.k.stride_head * 2;
@@ -262,14 +333,18 @@ __attribute__((noinline)) void matrix_scores(const UnitWork<S>& w, const UnitLea
   int now = 0;
   tiles[1].heads = 0;
   alignas(64) char copy[kHeads][16 * kMostDim * 2];
-  for (int n = next_group(keys, 0); n < kLeaf; n = next_group(keys, n + 16)) {
+  const int first = next_group(keys, 0), shares = w.unit.num_kv_heads * row_groups * (w.q_stride / kChunk);
+  for (int n = first, next; n < kLeaf; n = next) {
+    next = next_group(keys, n + 16);
+    Ahead now_ahead = next < kLeaf ? look_at(w, *w.k, {next, next + 16}, w.args.tensors.k, w.p.head_dim_qk, shares)
+                               : look_at(w, *w.v, {first, first + 16}, w.args.tensors.v, w.p.head_dim_vo, shares);
+    ahead = &now_ahead;
     for (int h = 0; h < w.unit.num_kv_heads; h += kHeads) {
       const int heads = w.unit.num_kv_heads - h < kHeads ? w.unit.num_kv_heads - h : kHeads;
       KeyTile k[kHeads];
       for (int i = 0; i < heads; ++i)
         k[i] = key_tile(w, n, (w.unit.kv_head_begin + h + i) * head_bytes, copy[i]);
       for (int g = 0; g < row_groups; ++g, now = 1 - now) {
-        ask_ahead(ahead);
         ScoreTiles& to = tiles[now];
         const uint32_t* q[kHeads];
         for (int i = 0; i < heads; ++i) {
@@ -279,10 +354,10 @@ __attribute__((noinline)) void matrix_scores(const UnitWork<S>& w, const UnitLea
         to.heads = heads;
         to.rows = w.head_rows - g * 16 < 16 ? w.head_rows - g * 16 : 16;
         switch (heads) {
-          case 1: score_heads<1>(k, q, w.q_stride, to.scores); break;
-          case 2: score_heads<2>(k, q, w.q_stride, to.scores); break;
-          case 3: score_heads<3>(k, q, w.q_stride, to.scores); break;
-          default: score_heads<4>(k, q, w.q_stride, to.scores); break;
+          case 1: score_heads<1>(k, q, w.q_stride, ahead, to.scores); break;
+          case 2: score_heads<2>(k, q, w.q_stride, ahead, to.scores); break;
+          case 3: score_heads<3>(k, q, w.q_stride, ahead, to.scores); break;
+          default: score_heads<4>(k, q, w.q_stride, ahead, to.scores); break;
         }
         turn_tiles(tiles[1 - now]);
       }
@@ -314,17 +389,18 @@ ATTNFOLD_LANE_FN void pack_weights(const UnitWork<S>& w, int row, int rows, char
 }
 
 /** o = high + (middle + low) of up to kPartRows rows, in lane order. */
-ATTNFOLD_LANE_FN void join_parts(const float* parts, int rows, int64_t o_stride, float* o) {
+ATTNFOLD_LANE_FN void join_parts(const float* parts, int rows, int64_t dims, float* o,
+                                 int64_t o_stride) {
   alignas(64) static const int kEven[16] = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
   const __m512i even = _mm512_load_si512(kEven), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
   for (int r = 0; r < rows; ++r) {
-    const float* high = parts + 3 * r * o_stride;
+    const float* high = parts + 3 * r * kHalfDims;
     const auto sum = [&](int64_t i) {
       return _mm512_add_ps(_mm512_load_ps(high + i),
-                           _mm512_add_ps(_mm512_load_ps(high + o_stride + i),
-                                         _mm512_load_ps(high + 2 * o_stride + i)));
+                           _mm512_add_ps(_mm512_load_ps(high + kHalfDims + i),
+                                         _mm512_load_ps(high + 2 * kHalfDims + i)));
     };
-    for (int64_t d = 0; d < o_stride; d += kChunk) {
+    for (int64_t d = 0; d < dims; d += kChunk) {
       const __m512 a = sum(d), b = sum(d + 16);
       _mm512_storeu_ps(o + r * o_stride + d, _mm512_permutex2var_ps(a, even, b));
       _mm512_storeu_ps(o + r * o_stride + d + 16, _mm512_permutex2var_ps(a, odd, b));
@@ -335,7 +411,7 @@ ATTNFOLD_LANE_FN void join_parts(const float* parts, int rows, int64_t o_stride,
 /** parts of o on keys [32 begin, 32 end): four columns of tiles at a time, or two. */
 template <int kColumns>
 ATTNFOLD_LANE_FN void value_columns(const char* p, const char* v, int begin, int end, float* o,
-                                    int64_t o_stride) {
+                                    int64_t o_stride, Ahead* ahead) {
   tile_zero<0>();
   tile_zero<1>();
   if constexpr (kColumns > 2) {
@@ -348,11 +424,13 @@ ATTNFOLD_LANE_FN void value_columns(const char* p, const char* v, int begin, int
     tile_multiply<0, 4, 5>();
     tile_load<6>(v + kColumnBytes + n * 1024, 64);
     tile_multiply<1, 4, 6>();
+    ask_ahead(ahead);
     if constexpr (kColumns > 2) {
       tile_load<7>(v + 2 * kColumnBytes + n * 1024, 64);
       tile_multiply<2, 4, 7>();
       tile_load<5>(v + 3 * kColumnBytes + n * 1024, 64);
       tile_multiply<3, 4, 5>();
+      ask_ahead(ahead);
     }
   }
   tile_store<0>(o, o_stride * 4);
@@ -363,105 +441,130 @@ ATTNFOLD_LANE_FN void value_columns(const char* p, const char* v, int begin, int
   }
 }
 
-/** B tiles of V of one head; true if some values are not finite. */
-__attribute__((noinline)) bool pack_pairs(const LeafRows& rows, int64_t head_offset, int begin, int end,
-                                 int head_dim, char* out, Ahead* ahead) {
+/** B tiles of V of heads [head, head + num_heads) of the unit, in the order in which they lie in
+ * memory; true if some values are not finite. */
+template <class S>
+__attribute__((noinline)) bool pack_pairs(const UnitWork<S>& w, int head, int num_heads, int begin,
+                                          int end, char* out) {
+  const int64_t head_bytes = w.args.tensors.v.stride_head * 2;
+  const int64_t head_tiles = w.leaf.o_stride / 16 * kColumnBytes;
+  const int head_dim = w.p.head_dim_vo;
+  const LeafRows& rows = *w.v;
   bool special = false;
-  __m512i largest = _mm512_setzero_si512();  // magnitudes: 0x7f80 and above are not finite
-  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-  const bool whole = head_dim % kChunk == 0;
-  for (int n = begin / 32 * 32; n < end; n += 2) {
-    if (n % 8 == 0) ask_ahead(ahead);
-    char* to = out + n / 2 * 64;
-    if (!whole || n < begin || n + 1 >= end) {
-      for (int d = 0; d < head_dim; d += kChunk, to += 2 * kColumnBytes) {
-        const KeyPair pair = key_pair(rows, head_offset, n, begin, end, d, head_dim, &special);
-        _mm512_store_si512(to, pair.low);
-        _mm512_store_si512(to + kColumnBytes, pair.high);
-      }
-      continue;
-    }
-    const char *a = rows.row[n] + head_offset, *b = rows.row[n + 1] + head_offset;
+  const auto pack_keys = [&](int n, int h) {
+    char* to = out + h * head_tiles + n / 2 * 64;
     for (int d = 0; d < head_dim; d += kChunk, to += 2 * kColumnBytes) {
-      const __m512i x = _mm512_loadu_si512(a + d * 2), y = _mm512_loadu_si512(b + d * 2);
-      largest = _mm512_max_epu16(largest, _mm512_and_si512(x, magnitude));
-      largest = _mm512_max_epu16(largest, _mm512_and_si512(y, magnitude));
-      _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
-      _mm512_store_si512(to + kColumnBytes, _mm512_unpackhi_epi16(x, y));
-    }
-  }
-  for (int n = end; n < (end + 31) / 32 * 32; n += 2) {
-    for (int64_t d = 0; d < head_dim; d += 16)
-      _mm512_store_si512(out + d / 16 * kColumnBytes + n / 2 * 64, _mm512_setzero_si512());
-  }
-  if (_mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0) return special;
-  for (int n = begin / 32 * 32; n < end; n += 2) {
-    for (int d = 0; d < head_dim; d += kChunk) {
-      const KeyPair pair = key_pair(rows, head_offset, n, begin, end, d, head_dim, &special);
-      char* to = out + d / 16 * kColumnBytes + n / 2 * 64;
+      const KeyPair pair = key_pair(rows, (w.unit.kv_head_begin + head + h) * head_bytes, n, begin,
+                                    end, d, head_dim, &special);
       _mm512_store_si512(to, pair.low);
       _mm512_store_si512(to + kColumnBytes, pair.high);
     }
+  };
+  __m512i largest = _mm512_setzero_si512();  // magnitudes: 0x7f80 and above are not finite
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const bool whole = head_dim % kChunk == 0;
+  const int last = (end + 31) / 32 * 32;
+  for (int n = begin / 32 * 32; n < last; n += 2) {
+    for (int h = 0; h < num_heads; ++h) {
+      if (!whole || n < begin || n + 1 >= end) {
+        pack_keys(n, h);
+        continue;
+      }
+      const int64_t offset = (w.unit.kv_head_begin + head + h) * head_bytes;
+      const char *a = rows.row[n] + offset, *b = rows.row[n + 1] + offset;
+      char* to = out + h * head_tiles + n / 2 * 64;
+      for (int d = 0; d < head_dim; d += kChunk, to += 2 * kColumnBytes) {
+        const __m512i x = _mm512_loadu_si512(a + d * 2), y = _mm512_loadu_si512(b + d * 2);
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(x, magnitude));
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(y, magnitude));
+        _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
+        _mm512_store_si512(to + kColumnBytes, _mm512_unpackhi_epi16(x, y));
+      }
+    }
   }
-  return true;
+  if (_mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0) {
+    for (int n = begin / 32 * 32; n < last; n += 2) {
+      for (int h = 0; h < num_heads; ++h) pack_keys(n, h);
+    }
+  }
+  return special;
 }
 
-/** o of the unit's head h, from its B tiles `v`. */
+/** o of the unit's head h, from its B tiles. */
 template <class S>
-__attribute__((noinline)) void multiply_values(const UnitWork<S>& w, const MatrixScratch& m, const char* v,
-                                      int h, int begin, int end, bool special) {
-  const int64_t head_bytes = w.args.tensors.v.stride_head * 2, o_stride = w.leaf.o_stride;
-  const int64_t head_offset = (w.unit.kv_head_begin + h) * head_bytes;
-  const int blocks = (w.head_rows + kPartRows - 1) / kPartRows;
-  for (int block = 0; block < blocks; ++block) {
-    const int r = block * kPartRows;
+__attribute__((noinline)) void multiply_values(const UnitWork<S>& w, const char* p, const char* v, int h, int begin,
+                                      int end, Ahead* ahead) {
+  const int64_t o_stride = w.leaf.o_stride;
+  for (int r = 0; r < w.head_rows; r += kPartRows, p += 4096) {
     const int rows = w.head_rows - r < kPartRows ? w.head_rows - r : kPartRows;
-    const int row = h * w.head_rows + r;
-    const char* p = m.p + (static_cast<int64_t>(h) * blocks + block) * 4096;
-    int64_t d = 0;
-    for (; d + 64 <= o_stride; d += 64)
-      value_columns<4>(p, v + d / 16 * kColumnBytes, begin / 32, (end + 31) / 32, m.o + d, o_stride);
-    if (d < o_stride)
-      value_columns<2>(p, v + d / 16 * kColumnBytes, begin / 32, (end + 31) / 32, m.o + d, o_stride);
-    join_parts(m.o, rows, o_stride, w.leaf.o + row * o_stride);
-    if (!special) continue;
-    for (int i = row; i < row + rows; ++i) {
-      const int token = i % w.head_rows / w.p.group_size;
-      const LeafKeys& seen = w.seen[token];
-      const auto sees = [&](int n) {
-        if (w.by_bits) return w.bits[token].has(n);
-        return n < seen.sink || (n >= seen.begin && n < seen.end);
-      };
-      const float* weights = w.s + static_cast<int64_t>(i) * kLeaf;
-      add_special(*w.v, head_offset, begin, end, w.p.head_dim_vo, sees,
-                  [&](int n) { return weights[n]; }, w.leaf.o + i * o_stride, 1);
+    float* o = w.leaf.o + (static_cast<int64_t>(h) * w.head_rows + r) * o_stride;
+    const char* column = v;
+    for (int64_t d = 0; d < o_stride; d += kHalfDims, column += 4 * kColumnBytes) {
+      alignas(64) float parts[16 * kHalfDims];
+      const int64_t dims = o_stride - d < kHalfDims ? o_stride - d : kHalfDims;
+      if (dims == kHalfDims) {
+        value_columns<4>(p, column, begin / 32, (end + 31) / 32, parts, kHalfDims, ahead);
+      } else {
+        value_columns<2>(p, column, begin / 32, (end + 31) / 32, parts, kHalfDims, ahead);
+      }
+      join_parts(parts, rows, dims, o + d, o_stride);
     }
   }
 }
 
-/** leaf_values on tiles.  A tile that was just stored is slow to load: weights are packed for all
- * heads first, and the values of a head while those of the one before are multiplied. */
+/** What Inf and NaN do to the rows of the unit's head h. */
 template <class S>
-__attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, int end,
-                                             Ahead* ahead) {
-  const MatrixScratch m = matrix_scratch(w);
+__attribute__((noinline)) void add_head_special(const UnitWork<S>& w, int h, int begin, int end) {
   const int64_t head_bytes = w.args.tensors.v.stride_head * 2;
-  const int heads = w.unit.num_kv_heads;
+  for (int i = h * w.head_rows; i < (h + 1) * w.head_rows; ++i) {
+    const int token = i % w.head_rows / w.p.group_size;
+    const LeafKeys& seen = w.seen[token];
+    const auto sees = [&](int n) {
+      if (w.by_bits) return w.bits[token].has(n);
+      return n < seen.sink || (n >= seen.begin && n < seen.end);
+    };
+    const float* weights = w.s + static_cast<int64_t>(i) * kLeaf;
+    add_special(*w.v, (w.unit.kv_head_begin + h) * head_bytes, begin, end, w.p.head_dim_vo, sees,
+                [&](int n) { return weights[n]; }, w.leaf.o + i * w.leaf.o_stride, 1);
+  }
+}
+
+/** leaf_values on tiles. */
+template <class S>
+__attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, int end, Ahead* ahead) {
+  const MatrixScratch m = matrix_scratch(w);
   char* p = m.p;
-  for (int h = 0; h < heads; ++h) {
+  for (int h = 0; h < w.unit.num_kv_heads; ++h) {
     for (int r = 0; r < w.head_rows; r += kPartRows, p += 4096) {
       const int rows = w.head_rows - r < kPartRows ? w.head_rows - r : kPartRows;
       pack_weights(w, h * w.head_rows + r, rows, p);
     }
   }
-  bool special[2];
-  for (int h = 0; h <= heads; ++h) {
-    if (h < heads) {
-      special[h % 2] = pack_pairs(*w.v, (w.unit.kv_head_begin + h) * head_bytes, begin, end,
-                                  w.p.head_dim_vo, m.v[h % 2], ahead);
+  const int64_t head_parts = (w.head_rows + kPartRows - 1) / kPartRows * int64_t{4096};
+  const int64_t head_tiles = w.leaf.o_stride / 16 * kColumnBytes;
+  for (int h = 0; h < w.unit.num_kv_heads; h += kPackedHeads) {
+    const int left = w.unit.num_kv_heads - h, heads = left < kPackedHeads ? left : kPackedHeads;
+    const bool special = pack_pairs(w, h, heads, begin, end, m.v);
+    for (int i = 0; i < heads; ++i) {
+      multiply_values(w, m.p + (h + i) * head_parts, m.v + i * head_tiles, h + i, begin, end, ahead);
+      if (special) add_head_special(w, h + i, begin, end);
     }
-    if (h > 0) multiply_values(w, m, m.v[(h - 1) % 2], h - 1, begin, end, special[(h - 1) % 2]);
   }
+}
+
+/** Fills w.leaf; next_keys of the leaf after, if there is one. */
+template <class S>
+void matrix_leaf(const UnitWork<S>& w, int leaf, const UnitLeaf& keys, const UnitLeaf& next_keys) {
+  const LeafHull hull = hull_of(keys), next_hull = hull_of(next_keys);
+  matrix_scores(w, keys);
+  leaf_weights(w, leaf, keys);
+  LeafHull half = next_hull;
+  if (half.end > half.begin + 64) half.end = half.begin + 64;
+  Ahead ahead = look_at(w, *w.next_k, half, w.args.tensors.k, w.p.head_dim_qk,
+                        w.unit.num_kv_heads * static_cast<int>(w.leaf.o_stride / kChunk) *
+                            ((w.head_rows + kPartRows - 1) / kPartRows) *
+                            ((hull.end + 31) / 32 - hull.begin / 32));
+  matrix_values(w, hull.begin, hull.end, &ahead);
 }
 
 // Many rows of one head (tile.inl).

@@ -509,29 +509,6 @@ void leaf_weights(const UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
   }
 }
 
-/** From the first group of 16 keys that is wanted to the last. */
-struct LeafHull {
-  int begin, end;
-};
-
-ATTNFOLD_LANE_FN LeafHull hull_of(const UnitLeaf& leaf) {
-  LeafHull hull{0, 0};
-  for (int n = next_group(leaf, 0); n < kLeaf; n = next_group(leaf, n + 16)) {
-    if (hull.end == 0) hull.begin = n;
-    hull.end = n + 16;
-  }
-  return hull;
-}
-
-/** Looks ahead to a leaf's rows of k or v. */
-template <class S>
-ATTNFOLD_LANE_FN Ahead look_at(const UnitWork<S>& w, const LeafRows& rows, LeafHull hull,
-                               const View<const char>& view, int head_dim, int num_shares) {
-  const int64_t bytes = dtype_bytes(w.p.kv_dtype);
-  return look_ahead(rows.row + hull.begin, hull.end - hull.begin, w.unit.kv_head_begin,
-                    w.unit.num_kv_heads, view.stride_head * bytes, head_dim * bytes, num_shares);
-}
-
 /** Fills w.leaf with the state of every row on one leaf.  Its keys are pointed already; `next` is
  * the leaf after, or -1. */
 template <DType T, class S, int kChunks>
@@ -548,15 +525,7 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
   }
   see_leaf(w, leaf, keys);
   if constexpr (S::kMatrix) {
-    const LeafHull hull = hull_of(keys), next_hull = hull_of(next_keys);
-    const int groups = (w.head_rows + 15) / 16, heads = w.unit.num_kv_heads;
-    Ahead ahead = look_at(w, *w.v, hull, w.args.tensors.v, w.p.head_dim_vo,
-                          (hull.end - hull.begin) / 16 * ((heads + 3) / 4) * groups);
-    matrix_scores(w, keys, &ahead);
-    leaf_weights(w, leaf, keys);
-    ahead = look_at(w, *w.next_k, next_hull, w.args.tensors.k, w.p.head_dim_qk,
-                    ((hull.end + 31) / 32 - hull.begin / 32) * 4 * heads);
-    matrix_values(w, hull.begin, hull.end, &ahead);
+    matrix_leaf(w, leaf, keys, next_keys);
   } else {
     leaf_scores<S, kChunks>(w, keys);
     leaf_weights(w, leaf, keys);

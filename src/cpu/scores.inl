@@ -159,56 +159,6 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
   for (int r = 0; r < R; ++r) memcpy(s + r * kLeaf, sums + r * N, N * sizeof(float));
 }
 
-/** Lines that will be read next, in the order in which they lie in memory: asked for evenly between
- * blocks of arithmetic, so that the hardware's own prefetch sees a stream too. */
-struct Ahead {
-  const char* const* rows;  // null: nothing is left to ask for
-  int num_rows, row;
-  int64_t offset, row_bytes, at;  // of the stretch of each row, and the next byte of it
-  int heads;                      // stretches still to come, head_bytes apart
-  int64_t head_bytes;
-  int64_t share;  // bytes to ask for at a time
-};
-
-/** Rows [0, num_rows) under num_heads heads from head_begin on, asked for in `num_shares` times. */
-ATTNFOLD_LANE_FN Ahead look_ahead(const char* const* rows, int num_rows, int64_t head_begin,
-                                  int num_heads, int64_t head_bytes, int64_t row_bytes,
-                                  int num_shares) {
-  const bool side_by_side = head_bytes == row_bytes;
-  const int64_t lines = (num_rows * num_heads * row_bytes + 63) / 64;
-  return {num_rows > 0 ? rows : nullptr,
-          num_rows,
-          0,
-          head_begin * head_bytes,
-          side_by_side ? num_heads * row_bytes : row_bytes,
-          0,
-          side_by_side ? 1 : num_heads,
-          head_bytes,
-          (lines + num_shares - 1) / num_shares * 64};
-}
-
-ATTNFOLD_LANE_FN void ask_ahead(Ahead* a) {
-  if (a->rows == nullptr) return;
-  const char* row = a->rows[a->row] + a->offset;
-  int64_t at = a->at;
-  for (int64_t left = a->share; left > 0; left -= 64) {
-    prefetch(row + at);
-    at += 64;
-    if (at < a->row_bytes) continue;
-    at = 0;
-    if (++a->row == a->num_rows) {
-      a->row = 0;
-      a->offset += a->head_bytes;
-      if (--a->heads == 0) {
-        a->rows = nullptr;
-        return;
-      }
-    }
-    row = a->rows[a->row] + a->offset;
-  }
-  a->at = at;
-}
-
 /** Scores of `rows` rows on the 16 keys from `keys` on. */
 template <class S, int kChunks>
 void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
