@@ -92,9 +92,9 @@ int main() {
     const Call call = attnfold::check::generate(spec_of(w), 1);
     const attnfold::ref::Truth truth = attnfold::ref::answer(call);
     for (const char* isa :
-         {"scalar",
-          "avx512_bf16"}) {  // the other rows share the scalar rows' ids, and so their bits
-      if (std::string(isa) == "avx512_bf16" && w.kv != ATTNFOLD_BF16) continue;
+         {"scalar", "avx512_bf16",
+          "amx_bf16"}) {  // the other rows share the scalar rows' ids, and so their bits
+      if (std::string(isa) != "scalar" && w.kv != ATTNFOLD_BF16) continue;
       attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
       execution.isa = isa;
       const attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);

@@ -234,7 +234,8 @@ void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
       }
       const int64_t row = static_cast<int64_t>(h) * w.head_rows;
       score_16_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n,
-                                head * head_bytes, w.p.head_dim_qk, ahead.row, w.s + row * kLeaf + n);
+                                head * head_bytes, w.p.head_dim_qk, ahead.row,
+                                w.s + row * kLeaf + n);
     }
   }
 }
@@ -257,8 +258,8 @@ void stretch_values(const UnitWork<S>& w, int row, int rows, const RowStretches&
   const float* p = w.s + static_cast<int64_t>(row) * kLeaf;
   float* o = w.leaf.o + row * w.leaf.o_stride;
   const auto single = [&](int r, int from, int to) {
-    value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo,
-                  ahead, o + r * w.leaf.o_stride, 0);
+    value_rows<T>(1, p + r * kLeaf, w.v->row, head_offset, from, to, w.p.head_dim_vo, ahead,
+                  o + r * w.leaf.o_stride, 0);
   };
   if (all_begin >= all_end) {
     for (int r = 0; r < rows; ++r) single(r, keys.begin[r], keys.end[r]);

@@ -11,7 +11,9 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
     point_unit_tokens(w);
     pack_queries(w);
   }
-  if (is_tiled(w)) return attend_tiles<T>(w, item);
+  if constexpr (!is_8_bit(T)) {  // which have scales
+    if (is_tiled(w)) return attend_tiles<T>(w, item);
+  }
   if (item.leaf_begin < item.leaf_end) {
     if constexpr (S::kMatrix) pack_matrix_queries(w);
     const int leaf = leaf_at(w.unit, item.leaf_begin);

@@ -170,7 +170,8 @@ void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* c
     for (int n = 0; n < 16; n += step) {
       const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
       float* s_r = s + r * kLeaf + n;
-      const char* const* next = r == 0 ? ahead + n : keys + n;  // later blocks have nothing to ask for
+      const char* const* next =
+          r == 0 ? ahead + n : keys + n;  // later blocks have nothing to ask for
       if constexpr (kMaxRowBlock == 4) {
         if (block == 4)
           score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);

@@ -1,9 +1,9 @@
 // Attention of many rows of one kv head: lanes are rows.  Included inside an ISA's anonymous
 // namespace, after attend.inl.
 //
-// Bits are those of the other kernel: a score is the same 16 chains and the same tree, l the same 16
-// sums over keys and the tree, o[r][d] one chain over the keys.  Here each lane has a row of its own,
-// so no sum crosses lanes and softmax costs a fraction.
+// Bits are those of the other kernel: a score is the same 16 chains and the same tree, l the same
+// 16 sums over keys and the tree, o[r][d] one chain over the keys.  Here each lane has a row of its
+// own, so no sum crosses lanes and softmax costs a fraction.
 //
 // Data movement per leaf of 128 keys, for a unit of up to 128 rows in blocks of B = 16 or 32:
 //   K, V   memory -> float32 in L2, once per leaf: [128, head_dim_qk], [head_dim_vo / 16, 128, 16]
@@ -41,13 +41,13 @@ struct TileStates {
 template <class S>
 struct TileWork {
   int num_blocks;
-  int64_t block_q;             // elements of q of a block
-  typename S::TileQ* q;        // [block][S::tile_depth][kTileRows]
-  char* k;                     // S::pack_keys' layout
-  float* v;                    // [o_stride / 16][kLeaf][16]
-  float* s;                    // [kLeaf][kTileRows]
-  bool special;                // with AMX: some values of the leaf at hand are not finite
-  float *begin, *end, *sink;   // [kTileRows] of the block at hand: what its rows see of the leaf
+  int64_t block_q;                // elements of q of a block
+  typename S::TileQ* q;           // [block][S::tile_depth][kTileRows]
+  char* k;                        // S::pack_keys' layout
+  float* v;                       // [o_stride / 16][kLeaf][16]
+  float* s;                       // [kLeaf][kTileRows]
+  bool special;                   // with AMX: some values of the leaf at hand are not finite
+  float *begin, *end, *sink;      // [kTileRows] of the block at hand: what its rows see of the leaf
   TileStates leaf, chunk, total;  // leaf: one block
 };
 
@@ -61,7 +61,8 @@ template <class S>
 ATTNFOLD_LANE_FN TileKeys see_block(const UnitWork<S>& w, const TileWork<S>& tile, int block,
                                     float* m) {
   TileKeys keys{kLeaf, 0, 0, kLeaf};
-  const int first = block * kTileRows, last = w.rows - first < kTileRows ? w.rows : first + kTileRows;
+  const int first = block * kTileRows,
+            last = w.rows - first < kTileRows ? w.rows : first + kTileRows;
   for (int r = 0; r < kTileRows; ++r) {
     LeafKeys seen{0, 0, 0};
     if (first + r < last) seen = w.seen[(first + r) / w.p.group_size];
@@ -471,7 +472,8 @@ __attribute__((noinline)) void attend_tiles(UnitWork<S>& w, const Item& item) {
     if (slot == nullptr) continue;
     const States out = states_at(slot, w.rows, o_stride);
     for (int g = 0; g < groups; ++g) {
-      rows_of(done, g, w.rows - g * 16 < 16 ? w.rows - g * 16 : 16, o_stride, from_row(out, g * 16));
+      rows_of(done, g, w.rows - g * 16 < 16 ? w.rows - g * 16 : 16, o_stride,
+              from_row(out, g * 16));
     }
     slot += static_cast<int64_t>(w.rows) * state_row_floats(w.p);
   }

@@ -75,11 +75,15 @@ void value_rows(int rows, const float* p, const char* const* values, int64_t hea
                 int64_t o_stride) {
   if (n_begin >= n_end) return;
   if constexpr (kMaxRowBlock == 4) {
-    if (rows == 4) value_block<T, 4>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
-    if (rows == 3) value_block<T, 3>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+    if (rows == 4)
+      value_block<T, 4>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+    if (rows == 3)
+      value_block<T, 3>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
   }
-  if (rows == 2) value_block<T, 2>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
-  if (rows == 1) value_block<T, 1>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+  if (rows == 2)
+    value_block<T, 2>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
+  if (rows == 1)
+    value_block<T, 1>(p, values, head_offset, n_begin, n_end, head_dim, ahead, o, o_stride);
 }
 
 /** States of a set of rows.  o is in lane order; o of a row with m = -inf holds anything. */

@@ -31,8 +31,8 @@ std::string isa_names() {
   return text;
 }
 
-/** avx512_bf16 and amx_bf16 have a row for bf16 alone; their names take the AVX-512 rows along for the
- * other types. */
+/** avx512_bf16 and amx_bf16 have a row for bf16 alone; their names take the AVX-512 rows along for
+ * the other types. */
 bool isa_admits(const std::string& isa, const char* row_isa) {
   return isa.empty() || isa == row_isa ||
          ((isa == "avx512_bf16" || isa == "amx_bf16") && std::strcmp(row_isa, "avx512") == 0);

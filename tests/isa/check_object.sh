@@ -44,6 +44,10 @@ case $isa in
   avx512_bf16)
     must 'vdpbf16ps.*%zmm' 'vdpbf16ps on zmm registers'
     ;;
-  *) fail "ISA: expected scalar, avx2, avx512 or avx512_bf16, got $isa" ;;
+  amx_bf16)
+    must 'tdpbf16ps.*%tmm' 'tdpbf16ps on tiles'
+    must_not 'vdpbf16ps' 'vdpbf16ps'
+    ;;
+  *) fail "ISA: expected scalar, avx2, avx512, avx512_bf16 or amx_bf16, got $isa" ;;
 esac
 exit $status

@@ -27,6 +27,7 @@ namespace {
 #include "cpu/values.inl"
 #include "cpu/attend.inl"
 #include "cpu/amx.inl"
+#include "cpu/amx_rows.inl"
 #include "cpu/tile.inl"
 #include "cpu/amx_tile.inl"
 #include "cpu/run.inl"

@@ -138,7 +138,7 @@ ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i)
     r[i] = _mm512_loadu_si512(static_cast<const uint32_t*>(in) + i * in_stride);
-  // Within 128 bits: 4 x 4 words of rows 4 i .. 4 i + 3.
+    // Within 128 bits: 4 x 4 words of rows 4 i .. 4 i + 3.
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
