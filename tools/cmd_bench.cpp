@@ -7,8 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "bench_call.h"
-#include "bench_workers.h"
 #include "bench_cuda.h"
+#include "bench_plot.h"
+#include "bench_workers.h"
 #include "command.h"
 #include "engine.h"
 #include "machine.h"
@@ -23,7 +24,7 @@ struct BenchOptions {
   std::vector<int> workers;
   bool quick = false;
   int32_t threads = 0;
-  std::string json_file, isa;
+  std::string json_file, svg_file, isa;
   attnfold_backend backend = ATTNFOLD_CPU;
   std::vector<std::string> shapes;
 };
@@ -57,12 +58,17 @@ constexpr int32_t kLongKvLen = 32768;
 
 class Bench {
  public:
-  Bench(Measure& measure, bool quick) : measure_(measure), quick_(quick) {}
+  Bench(Measure& measure, bool quick, bool sizes)
+      : measure_(measure), quick_(quick), sizes_(sizes) {}
 
   Results run() {
     measure_.probe_peaks();
     groups(kLongKvLen, true);
     groups(4096, !quick_);
+    if (sizes_) {
+      for (const int32_t kv_len : {512, 1024, 2048, 8192, 16384, 65536, 131072, 262144})
+        one(decode_shape(1, kv_len, 32, 8));
+    }
     one(decode_shape(1, 2560, 32, 8));
     one(decode_shape(16, 2048, 32, 8));
     one(typed(decode_shape(1, 32768, 32, 8), ATTNFOLD_F16));
@@ -144,13 +150,13 @@ class Bench {
   }
 
   Measure& measure_;
-  bool quick_;
+  bool quick_, sizes_;
   Results results_;
 };
 
 /** Peak that the roofline takes: the largest measured, whatever instruction the kernel uses. */
 double largest_peak(const Measure& measure) {
-  return std::max(measure.fma.value, measure.dot.value);
+  return std::max({measure.fma.value, measure.dot.value, measure.tiles.value});
 }
 
 struct Roofline {
@@ -161,6 +167,29 @@ struct Roofline {
 Roofline roofline_of(const Measured& m, double peak) {
   const double by_peak = peak / m.flop_per_byte();
   return {std::min(m.table_read.value, by_peak), m.table_read.value <= by_peak};
+}
+
+/** Decodes of one request, 32 query over 8 kv heads in bf16, by size. */
+std::string plot_of(const Results& results, double peak) {
+  PlotLine cold{"cold", {}}, warm{"warm", {}};
+  for (const Row& row : results.decodes) {
+    const BenchShape& shape = row.shape;
+    const bool is_plain = shape.kv_len.size() == 1 && shape.qo_heads == 32 && shape.kv_heads == 8 &&
+                          shape.dtype == ATTNFOLD_BF16 && shape.head_dim == 128 &&
+                          shape.page_size == 16;
+    if (!is_plain) continue;
+    const Measured& m = row.measured;
+    PlotLine& line = row.state == CacheState::cold ? cold : warm;
+    line.points.push_back(
+        {static_cast<double>(m.kv_bytes), m.gb_per_s() / roofline_of(m, peak).gb_per_s});
+  }
+  const auto by_size = [](const PlotPoint& a, const PlotPoint& b) {
+    return a.kv_bytes < b.kv_bytes;
+  };
+  std::sort(cold.points.begin(), cold.points.end(), by_size);
+  std::sort(warm.points.begin(), warm.points.end(), by_size);
+  return fraction_plot("attnfold decode, bf16, 32/8 heads of 128: share of the roofline",
+                       {cold, warm});
 }
 
 bool kv_is_read_once(const Results& results) {
@@ -180,6 +209,9 @@ void print_ceilings(const Results& results, const Measure& measure) {
   if (measure.dot.value > 0) {
     table.add_row(
         {"bf16 dot product", short_number(measure.dot.value), "GFLOP/s", measure.dot.loop});
+  }
+  if (measure.tiles.value > 0) {
+    table.add_row({"bf16 tiles", short_number(measure.tiles.value), "GFLOP/s", measure.tiles.loop});
   }
   fmt::print("{}\n", table.text());
 }
@@ -276,6 +308,7 @@ json results_json(const Results& results, const Measure& measure, double others)
               {"cache_bytes", measure.cache_bytes()},
               {"fma_gflop_per_s", measure.fma.value},
               {"bf16_dot_gflop_per_s", measure.dot.value},
+              {"bf16_tiles_gflop_per_s", measure.tiles.value},
               {"linear_reads", json::array()},
               {"group_kv_bytes", json::array()},
               {"rows", json::array()}};
@@ -329,12 +362,13 @@ int run_bench(const BenchOptions& options) {
     try {
       bench_cuda(options.shapes, options.quick ? 4 : 12, options.json_file);
     } catch (const std::runtime_error& error) {
-      throw BadInput(fmt::format(
-          "--backend: expected one that this machine runs, got cuda; {}", error.what()));
+      throw BadInput(fmt::format("--backend: expected one that this machine runs, got cuda; {}",
+                                 error.what()));
     }
     return kRight;
 #else
-    throw BadInput("--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
+    throw BadInput(
+        "--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
 #endif
   }
   if (!options.shapes.empty()) throw BadInput("--shapes: expected with --backend cuda alone");
@@ -347,6 +381,13 @@ int run_bench(const BenchOptions& options) {
       throw BadInput(
           fmt::format("--json: expected a file that can be written, got {}", options.json_file));
   }
+  std::ofstream svg;
+  if (!options.svg_file.empty()) {
+    svg.open(options.svg_file);
+    if (!svg)
+      throw BadInput(
+          fmt::format("--svg: expected a file that can be written, got {}", options.svg_file));
+  }
   const double foreign_before = foreign_cpu_seconds();
   const auto start = std::chrono::steady_clock::now();
   Progress progress;
@@ -354,7 +395,7 @@ int run_bench(const BenchOptions& options) {
                   options.quick ? 0.5 : 3.0, progress);
   Results results;
   try {
-    results = Bench(measure, options.quick).run();
+    results = Bench(measure, options.quick, !options.svg_file.empty()).run();
   } catch (const EngineError& error) {
     if (error.status == ATTNFOLD_INTERNAL) throw;
     throw BadInput(error.what());
@@ -381,6 +422,10 @@ int run_bench(const BenchOptions& options) {
     file << results_json(results, measure, others).dump(2) << "\n";
     if (!file.flush()) throw BadInput(fmt::format("--json: cannot write {}", options.json_file));
   }
+  if (svg.is_open()) {
+    svg << plot_of(results, peak);
+    if (!svg.flush()) throw BadInput(fmt::format("--svg: cannot write {}", options.svg_file));
+  }
   return kv_is_read_once(results) ? kRight : kWrong;
 }
 
@@ -403,6 +448,9 @@ void add_bench(CLI::App& app, Command& command) {
       ->delimiter(',')
       ->type_name("LIST");
   sub->add_option("--json", options->json_file, "Write the results to this file too")
+      ->type_name("FILE");
+  sub->add_option("--svg", options->svg_file,
+                  "Time decodes of 2 MB to 1 GB too, and plot their share of the roofline")
       ->type_name("FILE");
   sub->footer(
       "Ceilings are the best of at least six loops each, measured in the same run.  roofline = the "

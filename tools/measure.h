@@ -49,7 +49,7 @@ class Measure {
   SharedPrefix prefix(const check::Call& call, const std::string& name);
   /** Best linear read of the call's pools. */
   Ceiling linear_read(const check::Call& call, CacheState state);
-  /** Raises `fma` and `dot` to what is measured now. */
+  /** Raises `fma`, `dot` and `tiles` to what is measured now. */
   void probe_peaks();
   /** The plan's own count, without running. */
   int64_t planned_kv_bytes(const check::Call& call) const;
@@ -58,7 +58,7 @@ class Measure {
   int threads() const { return threads_; }
   int64_t cache_bytes() const { return cache_bytes_; }
 
-  Ceiling fma, dot;  // GFLOP/s
+  Ceiling fma, dot, tiles;  // GFLOP/s
 
  private:
   attnfold_execution execution() const;

@@ -31,10 +31,11 @@ struct ComputeLoop {
   void (*run)(int64_t rounds);
 };
 
-// Loops that this machine can run, at least six of each kind; dot_loops may be empty.
+// Loops that this machine can run, at least six of each kind; the last two may be none.
 std::vector<ReadLoop> read_loops();
 std::vector<ComputeLoop> fma_loops();
-std::vector<ComputeLoop> dot_loops();  // bf16 dot product instructions
+std::vector<ComputeLoop> dot_loops();   // bf16 dot product instructions
+std::vector<ComputeLoop> tile_loops();  // bf16 products of AMX tiles
 
 /** A ceiling and the loop that reached it. */
 struct Ceiling {

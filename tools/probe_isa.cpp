@@ -172,6 +172,48 @@ constexpr ComputeLoop kDots[] = {
 }  // namespace
 }  // namespace avx512_bf16
 ATTNFOLD_TARGET_END
+
+namespace amx_bf16 {
+namespace {
+
+/** Tiles 0 to kAccumulators - 1 are summed into, 6 and 7 multiplied; their number does not matter
+ * to the assembler, so each loop is written out. */
+template <int kAccumulators>
+void tile_loop(int64_t rounds) {
+  alignas(64) unsigned char config[64] = {1};
+  for (int t = 0; t < 8; ++t) {
+    config[16 + 2 * t] = 64;  // bytes of a row
+    config[48 + t] = 16;      // rows
+  }
+  __asm__ volatile(
+      "ldtilecfg (%0)\n\ttilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\t"
+      "tilezero %%tmm3\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\t"
+      "tilezero %%tmm7"
+      :
+      : "r"(config)
+      : "memory");
+  for (int64_t r = 0; r < rounds; ++r) {
+    __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm0");
+    if constexpr (kAccumulators > 1) __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm1");
+    if constexpr (kAccumulators > 2) __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm2");
+    if constexpr (kAccumulators > 3) __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm3");
+    if constexpr (kAccumulators > 4) __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm4");
+    if constexpr (kAccumulators > 5) __asm__ volatile("tdpbf16ps %tmm7, %tmm6, %tmm5");
+  }
+  __asm__ volatile("tilerelease");
+}
+
+template <int kAccumulators>
+constexpr double kTileFlop = 2.0 * 16 * 16 * 32 * kAccumulators;
+
+constexpr ComputeLoop kTiles[] = {
+    {"amx_bf16 x1", kTileFlop<1>, tile_loop<1>}, {"amx_bf16 x2", kTileFlop<2>, tile_loop<2>},
+    {"amx_bf16 x3", kTileFlop<3>, tile_loop<3>}, {"amx_bf16 x4", kTileFlop<4>, tile_loop<4>},
+    {"amx_bf16 x5", kTileFlop<5>, tile_loop<5>}, {"amx_bf16 x6", kTileFlop<6>, tile_loop<6>},
+};
+
+}  // namespace
+}  // namespace amx_bf16
 #endif
 
 namespace {
@@ -214,6 +256,14 @@ std::vector<ComputeLoop> dot_loops() {
   std::vector<ComputeLoop> loops;
 #if defined(__x86_64__)
   if (cpu::features().avx512_bf16) append(loops, avx512_bf16::kDots);
+#endif
+  return loops;
+}
+
+std::vector<ComputeLoop> tile_loops() {
+  std::vector<ComputeLoop> loops;
+#if defined(__x86_64__)
+  if (cpu::features().amx_bf16) append(loops, amx_bf16::kTiles);
 #endif
   return loops;
 }

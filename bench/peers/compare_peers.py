@@ -5,7 +5,8 @@
 
 PROGRAMs are built from peer_attnfold.cpp and peer_ggml.cpp (docs/performance-cpu.md has the commands); PYTHON is an
 interpreter that has vLLM.  For each shape every peer is a process that waits until it is asked: round after round each
-runs its call three times, of which the first is not counted unless the cache is emptied before each.
+runs its call six times, of which the first three are not counted; twice where the cache is emptied before each.  All
+have huge pages, by a switch of glibc's allocator.
 A shape is NAME:BATCH:QO_LEN:KV_LEN:QO_HEADS:KV_HEADS:HEAD_DIM:DTYPE:warm|cold.
 """
 
@@ -35,18 +36,20 @@ SHAPES = [
 class Peer:
     """A process that runs its call when asked."""
 
+    WARM_CALLS = 6
+
     def __init__(self, name, command):
         self.name, self.times = name, []
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+        environment = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.ready = any(line.strip() == "ready" for line in iter(self.process.stdout.readline, ""))
 
     def ask(self, cold):
-        self.process.stdin.write("run 2 cold\n" if cold else "run 3\n")
+        self.process.stdin.write("run 2 cold\n" if cold else f"run {self.WARM_CALLS}\n")
         self.process.stdin.flush()
         times = [float(word) for word in self.process.stdout.readline().split()]
-        self.times += times if cold else times[1:]
+        self.times += times if cold else times[self.WARM_CALLS // 2:]
 
     def close(self):
         self.process.communicate("end\n")

@@ -9,9 +9,12 @@
 
 namespace {
 
-std::vector<uint16_t> values(size_t n, bool bf16, uint64_t seed) {
-  std::vector<uint16_t> x(n);
-  for (uint16_t& v : x) v = random_value(bf16, &seed);
+/** Random values on a page border: a row that is not aligned costs two lines for each. */
+const uint16_t* values(size_t n, bool bf16, uint64_t seed) {
+  constexpr size_t kPageBytes = size_t{2} << 20;
+  const size_t bytes = (n * sizeof(uint16_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  uint16_t* x = static_cast<uint16_t*>(std::aligned_alloc(kPageBytes, bytes));
+  for (size_t i = 0; i < n; ++i) x[i] = random_value(bf16, &seed);
   return x;
 }
 
@@ -51,14 +54,12 @@ int main(int argc, char** argv) {
 
   const size_t rows = static_cast<size_t>(problem.max_qo_rows) * s.qo_heads;
   const size_t pool = static_cast<size_t>(problem.num_pages) * 16 * s.kv_heads * head_dim;
-  const auto q = values(rows * head_dim, s.bf16, 1), k = values(pool, s.bf16, 2);
-  const auto v = values(pool, s.bf16, 3);
   std::vector<uint16_t> o(rows * head_dim);
   std::vector<std::byte> workspace(plan.workspace_bytes());
   attnfold_tensors tensors = ATTNFOLD_TENSORS_INIT;
-  tensors.q = q.data();
-  tensors.k = k.data();
-  tensors.v = v.data();
+  tensors.q = values(rows * head_dim, s.bf16, 1);
+  tensors.k = values(pool, s.bf16, 2);
+  tensors.v = values(pool, s.bf16, 3);
   tensors.o = o.data();
   std::fprintf(stderr, "%s\n", plan.kernel());
   return serve(s.threads, [&] { plan.run(tensors, workspace).or_throw(); });
