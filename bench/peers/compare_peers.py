@@ -93,7 +93,7 @@ def main():
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     options = parser.parse_args()
     results = []
-    print("| call | heads | d | kv | state | peer | us (quartiles) | rate | attnfold is faster by |")
+    print("| call | heads | d | kv | state | peer | us (quartiles) | rate | its time over attnfold's |")
     print("|---|---|---|---|---|---|---|---|---|")
     for shape in options.shapes or SHAPES:
         fields = shape.split(":")
