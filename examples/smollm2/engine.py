@@ -75,12 +75,12 @@ class Engine:
         c = model.config
         self.model, self.pages, self.max_batch, self.chunk = model, Pages(num_pages), max_batch, chunk
         self.waiting, self.running = deque(), []
+        self.pool, self.by_batch = dict(page_size=PAGE, num_pages=num_pages), attention == "by-batch"
         self.cache = np.zeros((c.layers, 2, num_pages, PAGE, c.kv_heads, c.head_dim), np.float16)
         self.plan = attnfold.create(
-            qo_heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, q_dtype="float32", kv_dtype="float16", page_size=PAGE,
-            num_pages=num_pages, max_batch=max_batch, max_qo_rows=max_batch + chunk, max_kv_len=num_pages * PAGE,
+            qo_heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, q_dtype="float32", kv_dtype="float16",
+            max_batch=max_batch, max_qo_rows=max_batch + chunk, max_kv_len=num_pages * PAGE, **self.pool,
         )  # fmt: skip
-        self.pool, self.by_batch = dict(page_size=PAGE, num_pages=num_pages), attention == "by-batch"
         self.steps, self.attention_seconds, self.dump = 0, 0.0, None  # dump: (layer, step, file)
 
     def run(self, requests):
@@ -152,8 +152,8 @@ class Engine:
         o = self._attention_by_batch(q, k_cache, v_cache) if self.by_batch else self.plan.run(q, k_cache, v_cache)
         self.attention_seconds += time.perf_counter() - begun
         if self.dump and self.dump[:2] == (layer, self.steps):
-            used = self.table.max() + 1
-            tensors = dict(q=q, qo_indptr=self.qo_indptr, k_cache=k_cache[:used], v_cache=v_cache[:used], block_table=self.table)
+            n = self.table.max() + 1
+            tensors = dict(q=q, qo_indptr=self.qo_indptr, k_cache=k_cache[:n], v_cache=v_cache[:n], block_table=self.table)
             how = dict(mask="causal", sm_scale=q.shape[2] ** -0.5, page_size=PAGE, kv_layout="NHD", recorded_by="smollm2")
             attnfold.call_file.save(self.dump[2], tensors | dict(kv_len=self.kv_len, o=o), how)
         return o

@@ -110,7 +110,8 @@ def load(path):
             shape = shapes.get(name.split(".")[-2])
             return rng.standard_normal(shape, np.float32) / 8 if shape else np.ones(64, np.float32)
 
-        return Model(SimpleNamespace(layers=3, heads=4, kv_heads=2, head_dim=16, rope_base=1e4, epsilon=1e-5), random), Bytes()
+        tiny = SimpleNamespace(layers=3, heads=4, kv_heads=2, head_dim=16, rope_base=1e4, epsilon=1e-5)
+        return Model(tiny, random), Bytes()
     from gguf import GGUFReader
     from gguf.quants import dequantize
 

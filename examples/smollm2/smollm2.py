@@ -97,7 +97,6 @@ def main():
     seconds, n = time.perf_counter() - begun, sum(len(r.tokens) - r.prompt_len for r in requests)
     print(f"\n[{n} tokens, {seconds:.1f} s, {engine.attention_seconds:.2f} s of them in attention; {engine.steps} steps;"
           f" {sum(r.shared for r in requests)} prompt tokens shared]")  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class Plan:
         """Answers the batch of the last update.  Inputs are read where they lie, with their strides: nothing is copied.
 
         Args:
-            q: [qo_rows, qo_heads, head_dim_qk] of q_dtype; rows and heads may have any strides, the last axis must be contiguous.
+            q: [qo_rows, qo_heads, head_dim_qk] of q_dtype; any strides of rows and heads, the last axis contiguous.
             k: [num_pages, page_size, kv_heads, head_dim_qk], with layout HND [num_pages, kv_heads, page_size, head_dim_qk];
                 ragged [rows, kv_heads, head_dim_qk] or [kv_heads, rows, head_dim_qk].  A half of a wider cache will do.
             v: likewise, head_dim_vo wide; None with v_in_k.

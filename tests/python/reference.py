@@ -37,7 +37,8 @@ def check(o, lse, q, k, v, visible, sm_scale):
     rounding = np.abs(exact_o) * 2.0**-bits * 1.001 if bits < 24 else 0
     assert (np.abs(np.asarray(o, np.float32) - exact_o) <= bound + rounding).all()
     if lse is not None:
-        bound = 2 * np.abs(naive_lse[seen] - exact_lse[seen]).max(initial=0) + 2.0**-20 * np.maximum(1, np.abs(exact_lse[seen]))
+        bound = 2 * np.abs(naive_lse[seen] - exact_lse[seen]).max(initial=0)
+        bound = bound + 2.0**-20 * np.maximum(1, np.abs(exact_lse[seen]))
         assert (np.abs(lse[seen] - exact_lse[seen]) <= bound).all()
         assert (lse[~seen] == -np.inf).all()
 

@@ -1,4 +1,4 @@
-"""attn_implementation="attnfold" inside transformers: layers within the bound, logits beside eager's, the cache not copied."""
+"""attn_implementation="attnfold" inside transformers: layers within the bound, logits of eager, the cache not copied."""
 
 import doctest
 import importlib.util

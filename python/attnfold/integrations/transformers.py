@@ -4,10 +4,10 @@
     attnfold.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(.., attn_implementation="attnfold")
 
-Keys and values are read where transformers' cache classes keep them, [batch, kv_heads, capacity, head_dim] with any strides:
-a request is a range of rows, from its first visible key to its last one, so that neither padding nor the free end of a static
-cache is read.  The masks that transformers makes are looked at once per step; causal ones and sliding windows are told to the
-engine as such, all others as bits.  Works without gradients, on CPUs.
+Keys and values are read where transformers' cache classes keep them, [batch, kv_heads, capacity, head_dim] with any
+strides: a request is a range of rows, from its first visible key to its last one, so that neither padding nor the free end
+of a static cache is read.  The masks that transformers makes are looked at once per step; causal ones and sliding windows
+are told to the engine as such, all others as bits.  Works without gradients, on CPUs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class _Lengths:
             mask = torch.ones((1, 1, q_len, kv_len), dtype=torch.bool)
             mask = mask.tril(kv_len - q_len) if causal else mask
         if mask.dtype != torch.bool or mask.shape[1] != 1:
-            raise NotImplementedError(f"attention_mask: expected bools [batch, 1, q_len, kv_len], got {mask.dtype} {list(mask.shape)}")
+            got = f"{mask.dtype} {list(mask.shape)}"
+            raise NotImplementedError(f"attention_mask: expected bools [batch, 1, q_len, kv_len], got {got}")
         seen = mask[:, 0, :, :kv_len].expand(batch, -1, -1).numpy()
         any_row = seen.any(1)
         self.begin = np.where(any_row.any(1), any_row.argmax(1), 0)
@@ -155,7 +156,8 @@ def attention(
         v, v_step = rows_of(value.contiguous())
         k, k_step = rows_of(key.contiguous())
     capacity = _capacity(batch * q_len), _capacity(kv_len)
-    name = (heads, key.shape[1], width, value.shape[3], query.dtype, key.dtype, scaling, softcap, lengths.window, batch, *capacity)
+    sizes = heads, key.shape[1], width, value.shape[3], batch, *capacity
+    name = (*sizes, query.dtype, key.dtype, scaling, softcap, lengths.window)
     plan, updated = _step.plans.get(name, (None, []))
     if plan is None:
         if len(_step.plans) >= 64:
