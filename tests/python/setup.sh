@@ -26,6 +26,8 @@ settings=(--config-setting "build-dir=$work/module-$suite")
 if [ "$suite" != source ]; then
   "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
   settings+=(--config-setting "cmake.define.attnfold_ROOT=$work/prefix")
+else
+  settings+=(--config-setting "cmake.define.ATTNFOLD_CUDA=OFF")  # minutes for each of its files
 fi
 "${install[@]}" --reinstall-package attnfold "${settings[@]}" "$source"
 cd "$work"
