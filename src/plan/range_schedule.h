@@ -112,8 +112,9 @@ struct RangeSchedule {
 };
 
 // ------------------------------------------------------------------------------------------------
-// leaves of a row set Leaves are numbered 0, 1, .. in ascending order, without the gap between a
-// sink and a window.
+// leaves of a row set
+//
+// They are numbered 0, 1, .. in ascending order, without the gap between a sink and a window.
 
 ATTNFOLD_HD inline int32_t leaf_of(const RowSet& s, int32_t number) {
   return number < s.sink_leaves ? number : number - s.sink_leaves + s.leaf_begin;
