@@ -231,7 +231,7 @@ Status run(Work work, const attnfold_execution* execution) {
   if (work.states.size() > kStatesOnStack)
     scratch.resize(work.states.size() * static_cast<size_t>(work.num_shares));
   work.scratch = scratch.empty() ? nullptr : scratch.data();
-  if (work.shape.pairs() > 0) cpu::run_parallel(threads, work.num_shares, merge_share, &work);
+  if (work.shape.pairs() > 0) cpu::run_parallel(threads, {{work.num_shares, merge_share, &work}});
   return {};
 }
 

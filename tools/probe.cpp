@@ -24,7 +24,7 @@ void on_threads(int threads, Body&& body) {
   const auto call = [](void* context, int32_t t) {
     (*static_cast<std::remove_reference_t<Body>*>(context))(t);
   };
-  cpu::run_parallel({threads, nullptr, nullptr}, threads, call, &body);
+  cpu::run_parallel({threads, nullptr, nullptr}, {{threads, call, &body}});
 }
 
 }  // namespace
@@ -68,9 +68,7 @@ Ceiling compute_peak(std::span<const ComputeLoop> loops, int threads, int repeat
   Ceiling peak;
   for (const ComputeLoop& loop : loops) {
     auto time_us = [&](int64_t rounds) {
-      return elapsed_us([&] {
-        on_threads(threads, [&](int) { loop.run(rounds); });
-      });
+      return elapsed_us([&] { on_threads(threads, [&](int) { loop.run(rounds); }); });
     };
     int64_t rounds = 1000;
     double us = time_us(rounds);

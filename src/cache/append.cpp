@@ -269,7 +269,7 @@ Status append(const attnfold_kv_pool* pool, const attnfold_kv_rows* rows,
   a.scale_of_row = row_scaler(a.dtype);
   const int64_t token_bytes = a.pool.page_bytes() / a.pool.page_size;
   const cpu::Threads threads = threads_for(e, token_bytes * a.num_tokens, &a.num_shares);
-  if (a.num_tokens > 0) cpu::run_parallel(threads, a.num_shares, write_share, &a);
+  if (a.num_tokens > 0) cpu::run_parallel(threads, {{a.num_shares, write_share, &a}});
   return {};
 }
 

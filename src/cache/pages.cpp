@@ -186,7 +186,7 @@ Status copy_pages(const attnfold_kv_pool* from, const attnfold_kv_pool* to, cons
   const __int128 bytes = static_cast<__int128>(c.from.page_bytes()) * num_pairs;
   const cpu::Threads threads =
       threads_for(e, static_cast<int64_t>(std::min<__int128>(bytes, INT64_MAX)), &c.num_shares);
-  if (num_pairs > 0) cpu::run_parallel(threads, c.num_shares, copy_share, &c);
+  if (num_pairs > 0) cpu::run_parallel(threads, {{c.num_shares, copy_share, &c}});
   return {};
 }
 

@@ -38,15 +38,10 @@ std::vector<const KernelRow*> make_table() {
   return table;
 }
 
-struct Body {
-  void (*call)(void* context, int32_t i);
-  void* context;
-};
-
-void call_in_mode(void* body, int32_t i) {
+void call_in_mode(void* phase, int32_t i) {
   FloatingPointMode mode;
-  const Body* b = static_cast<const Body*>(body);
-  b->call(b->context, i);
+  const Phase* p = static_cast<const Phase*>(phase);
+  p->body(p->context, i);
 }
 
 /** OpenMP's threads do not survive a fork, and a child that waits for them hangs: it takes fresh
@@ -57,15 +52,15 @@ bool in_forked_child() {
 }
 [[maybe_unused]] const bool kPidIsNoted = (in_forked_child(), true);  // at load, in the parent
 
-/** Each body once, on `num_threads` threads made for this call, the caller's among them. */
-void run_on_fresh_threads(int32_t num_threads, int32_t n, Body* body) {
+/** Each body once, on `num_threads` threads made for this phase, the caller's among them. */
+void run_on_fresh_threads(int32_t num_threads, Phase phase) {
   std::atomic<int32_t> next{0};
   const auto take_bodies = [&] {
-    for (int32_t i = next++; i < n; i = next++) call_in_mode(body, i);
+    for (int32_t i = next++; i < phase.n; i = next++) call_in_mode(&phase, i);
   };
   std::vector<std::thread> threads;
   try {
-    for (int32_t t = 1; t < num_threads && t < n; ++t) threads.emplace_back(take_bodies);
+    for (int32_t t = 1; t < num_threads && t < phase.n; ++t) threads.emplace_back(take_bodies);
   } catch (...) {  // no more threads to be had: those that are there do the work
   }
   take_bodies();
@@ -184,26 +179,32 @@ Threads threads_of(const attnfold_execution& e) {
   return {e.num_threads ? e.num_threads : default_threads(), e.parallel_for, e.parallel_user};
 }
 
-void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i),
-                  void* context) {
-  Body b{body, context};
-  if (n <= 0) return;
-  if (threads.parallel_for && n > 1) {
-    threads.parallel_for(threads.user, n, call_in_mode, &b);
+void run_parallel(const Threads& threads, std::initializer_list<Phase> phases) {
+  int32_t most = 0;
+  for (const Phase& phase : phases) most = std::max(most, phase.n);
+  if (most <= 1 || (threads.num_threads <= 1 && !threads.parallel_for)) {
+    for (Phase phase : phases)
+      for (int32_t i = 0; i < phase.n; ++i) call_in_mode(&phase, i);
     return;
   }
-  if (n > 1 && threads.num_threads > 1) {
+  if (threads.parallel_for) {
+    for (Phase phase : phases)
+      if (phase.n > 0) threads.parallel_for(threads.user, phase.n, call_in_mode, &phase);
+    return;
+  }
 #if defined(_OPENMP)
-    if (in_forked_child()) return run_on_fresh_threads(threads.num_threads, n, &b);
-#pragma omp parallel for schedule(dynamic, 1) \
-    num_threads(threads.num_threads < n ? threads.num_threads : n)
-    for (int32_t i = 0; i < n; ++i) call_in_mode(&b, i);
+  // One team for all phases, and of the same size at each call: libgomp ends the threads that a
+  // smaller team leaves out, and makes new ones for the next.
+  if (!in_forked_child()) {
+#pragma omp parallel num_threads(threads.num_threads)
+    for (Phase phase : phases) {
+#pragma omp for schedule(dynamic, 1)
+      for (int32_t i = 0; i < phase.n; ++i) call_in_mode(&phase, i);
+    }
     return;
-#else
-    return run_on_fresh_threads(threads.num_threads, n, &b);
-#endif
   }
-  for (int32_t i = 0; i < n; ++i) call_in_mode(&b, i);
+#endif
+  for (const Phase& phase : phases) run_on_fresh_threads(threads.num_threads, phase);
 }
 
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
@@ -213,8 +214,7 @@ void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
   while (first < last && s.worker_items[first] == s.worker_items[first + 1]) ++first;
   while (last > first && s.worker_items[last - 1] == s.worker_items[last]) --last;
   Call call{&row, &args, first};
-  run_parallel(threads, last - first, run_items, &call);
-  run_parallel(threads, s.num_merge_tasks, run_merge, &call);
+  run_parallel(threads, {{last - first, run_items, &call}, {s.num_merge_tasks, run_merge, &call}});
 }
 
 }  // namespace attnfold::cpu

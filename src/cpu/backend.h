@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,16 @@ struct Threads {
  * that this process may use. */
 Threads threads_of(const attnfold_execution& execution);
 
-/** Calls body(context, i) for i = 0..n-1, with rounding and flush modes set to the defaults and set
- * back after each. */
-void run_parallel(const Threads& threads, int32_t n, void (*body)(void* context, int32_t i),
-                  void* context);
+/** body(context, i) for i = 0..n-1. */
+struct Phase {
+  int32_t n;
+  void (*body)(void* context, int32_t i);
+  void* context;
+};
+
+/** Runs the bodies of each phase on the threads, a phase after all of the one before it, each body
+ * with rounding and flush modes set to the defaults and set back. */
+void run_parallel(const Threads& threads, std::initializer_list<Phase> phases);
 
 /** Answers a batch.  `args.states` and `args.scratch` are the caller's; nothing is allocated. */
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args);
