@@ -312,8 +312,22 @@ void block_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_o
   stretch_values<T>(w, row, rows, main, head_offset, ahead - n);
 }
 
+/** Keys of the leaf at hand that every row of the unit sees. */
+template <class S>
+LeafKeys common_keys(const UnitWork<S>& w) {
+  if (w.by_bits) return {0, 0, 0};
+  LeafKeys all{0, 0, kLeaf};
+  for (int t = 0; t < w.unit.num_qo; ++t) {
+    if (w.seen[t].sink > 0) return {0, 0, 0};
+    all.begin = w.seen[t].begin > all.begin ? w.seen[t].begin : all.begin;
+    all.end = w.seen[t].end < all.end ? w.seen[t].end : all.end;
+  }
+  return all;
+}
+
 template <DType T, class S>
 void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* next_leaf) {
+  const LeafKeys common = common_keys(w);
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
                 k_head_bytes = w.args.tensors.k.stride_head * bytes;
@@ -333,8 +347,15 @@ void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* nex
       }
       for (int r = 0; r < w.head_rows; r += kMaxRowBlock) {
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
-        block_values<T>(w, h * w.head_rows + r, rows, n, head * head_bytes,
-                        r == 0 ? ahead.row : w.v->row + n);
+        const int row = h * w.head_rows + r;
+        const char* const* next_rows = r == 0 ? ahead.row : w.v->row + n;
+        if (n >= common.begin && n + 16 <= common.end) {
+          value_rows<T>(rows, w.s + row * kLeaf, w.v->row, head * head_bytes, n, n + 16,
+                        w.p.head_dim_vo, next_rows - n, w.leaf.o + row * w.leaf.o_stride,
+                        w.leaf.o_stride);
+        } else {
+          block_values<T>(w, row, rows, n, head * head_bytes, next_rows);
+        }
       }
     }
   }

@@ -143,7 +143,11 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
       k[n] = S::load_chunk(k_row[n] + c * kChunk * kElementBytes);
-      prefetch_chunk<kChunk * kElementBytes>(ahead[n], c);
+      if constexpr (kChunks > 0) {  // row by row, as they lie
+        prefetch_chunk<kChunk * kElementBytes>(ahead[(c * N + n) / kChunks], (c * N + n) % kChunks);
+      } else {
+        prefetch_chunk<kChunk * kElementBytes>(ahead[n], c);
+      }
     }
     score_step<S, R, N>(q + c * kChunk, q_stride, k, acc);
   }

@@ -4,29 +4,35 @@
 // o[r][d] is one chain of fma over the keys, ascending, whatever the blocking.  A key that a row
 // may not see is not touched for that row: no 0 * NaN can arise.
 
-/** o[r] += sum over n of p[r][n] * v[n] for one stretch of C chunks of 32; o in lane order.
- * ahead[n] + ahead_offset is prefetched meanwhile. */
-template <DType T, int R, int C, bool kTail>
-ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, int64_t offset,
-                                   int n_begin, int n_end, int tail, const char* const* ahead,
-                                   int64_t ahead_offset, float* o, int64_t o_stride) {
-  constexpr int kElementBytes = dtype_bytes(T);
+/** o[r] += sum over n of p[r][n] * v[n] for one part of each row of v, C chunks of 32; o in lane
+ * order.  Meanwhile as large a part of 16 rows ahead is prefetched: with kParts parts in all, in
+ * the order in which they lie, so that the hardware's own prefetch sees a stream. */
+template <DType T, int R, int C, int kParts>
+ATTNFOLD_LANE_FN void value_part(const float* p, const char* const* values, int64_t head_offset,
+                                 int n_begin, int n_end, const char* const* ahead, int part,
+                                 float* o, int64_t o_stride) {
+  constexpr int kChunkBytes = kChunk * dtype_bytes(T);
+  const int64_t offset = head_offset + static_cast<int64_t>(part) * C * kChunkBytes;
+  float* o_part = o + part * C * kChunk;
   Lanes acc[R][2 * C];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o + r * o_stride + i * 16);
+    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o_part + r * o_stride + i * 16);
   }
 #pragma GCC unroll 2
   for (int n = n_begin; n < n_end; ++n) {
     const char* v = values[n] + offset;
+    const int share = kParts ? part * 16 + (n & 15) : 0;
+    const char* next = kParts ? ahead[(n & ~15) + share / (kParts ? kParts : 1)] : ahead[n];
+    const int next_part = kParts ? share % (kParts ? kParts : 1) : part;
     Lanes weight[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) weight[r] = splat(p[r * kLeaf + n]);
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
-      if (!kTail) prefetch_chunk<kChunk * kElementBytes>(ahead[n] + ahead_offset, c);
-      const Pair x = kTail ? load32_partial<T>(v, tail) : load32<T>(v + c * kChunk * kElementBytes);
+      prefetch_chunk<kChunkBytes>(next, next_part * C + c);
+      const Pair x = load32<T>(v + c * kChunkBytes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         acc[r][2 * c] = fma(weight[r], x.a, acc[r][2 * c]);
@@ -37,36 +43,64 @@ ATTNFOLD_LANE_FN void value_chunks(const float* p, const char* const* values, in
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * C; ++i) store(o + r * o_stride + i * 16, acc[r][i]);
+    for (int i = 0; i < 2 * C; ++i) store(o_part + r * o_stride + i * 16, acc[r][i]);
   }
 }
 
-/** The same over a whole row of v: as many chunks at once as R rows leave registers for. */
+/** The same for the chunk at element `begin`, of which head_dim may end before 32. */
+template <DType T, int R>
+ATTNFOLD_LANE_FN void value_edge(const float* p, const char* const* values, int64_t head_offset,
+                                 int n_begin, int n_end, int begin, int head_dim,
+                                 const char* const* ahead, float* o, int64_t o_stride) {
+  const int64_t offset = begin * int64_t{dtype_bytes(T)};
+  const int tail = head_dim - begin;
+  Lanes acc[R][2];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = load(o + r * o_stride + begin);
+    acc[r][1] = load(o + r * o_stride + begin + 16);
+  }
+  for (int n = n_begin; n < n_end; ++n) {
+    const char* v = values[n] + head_offset + offset;
+    prefetch_chunk<kChunk * dtype_bytes(T)>(ahead[n] + offset, 0);
+    const Pair x = tail < kChunk ? load32_partial<T>(v, tail) : load32<T>(v);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Lanes weight = splat(p[r * kLeaf + n]);
+      acc[r][0] = fma(weight, x.a, acc[r][0]);
+      acc[r][1] = fma(weight, x.b, acc[r][1]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    store(o + r * o_stride + begin, acc[r][0]);
+    store(o + r * o_stride + begin + 16, acc[r][1]);
+  }
+}
+
+/** The same over whole rows of v: as many chunks at once as R rows leave registers for. */
 template <DType T, int R>
 __attribute__((noinline)) void value_block(const float* p, const char* const* values,
                                            int64_t head_offset, int n_begin, int n_end,
                                            int head_dim, const char* const* ahead, float* o,
                                            int64_t o_stride) {
-  constexpr int kElementBytes = dtype_bytes(T);
-  constexpr int C = R == 1 ? kMaxChunks : R == 2 ? kMaxChunks / 2 : kMaxChunks / 2;
-  const int chunks = head_dim / kChunk;
-  int c = 0;
+  constexpr int C = R == 1 ? kMaxChunks : kMaxChunks / 2;
+  const int parts = head_dim / (C * kChunk);
+  const auto add_part = [&]<int kParts>(int part) {
+    value_part<T, R, C, kParts>(p, values, head_offset, n_begin, n_end, ahead, part, o, o_stride);
+  };
+  if (parts == 1) {
+    add_part.template operator()<1>(0);
+  } else if (parts == 2) {
+    add_part.template operator()<2>(0);
+    add_part.template operator()<2>(1);
+  } else {
 #pragma GCC unroll 1
-  for (; c + C <= chunks; c += C) {
-    value_chunks<T, R, C, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
-                                 n_end, 0, ahead, c * kChunk * kElementBytes, o + c * kChunk,
-                                 o_stride);
+    for (int part = 0; part < parts; ++part) add_part.template operator()<0>(part);
   }
 #pragma GCC unroll 1
-  for (; c < chunks; ++c) {
-    value_chunks<T, R, 1, false>(p, values, head_offset + c * kChunk * kElementBytes, n_begin,
-                                 n_end, 0, ahead, c * kChunk * kElementBytes, o + c * kChunk,
-                                 o_stride);
-  }
-  if (const int tail = head_dim % kChunk) {
-    value_chunks<T, R, 1, true>(p, values, head_offset + c * kChunk * kElementBytes, n_begin, n_end,
-                                tail, ahead, 0, o + c * kChunk, o_stride);
-  }
+  for (int begin = parts * C * kChunk; begin < head_dim; begin += kChunk)
+    value_edge<T, R>(p, values, head_offset, n_begin, n_end, begin, head_dim, ahead, o, o_stride);
 }
 
 template <DType T>

@@ -18,6 +18,8 @@ ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 
 namespace attnfold::cpu::avx512 {
 namespace {
+// Into L2.
+constexpr _mm_hint kPrefetchInto = _MM_HINT_T1;
 #include "cpu/simd/avx512.h"
 // clang-format off
 #include "core/lane_math.inl"

@@ -19,6 +19,8 @@ ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f1
 
 namespace attnfold::cpu::avx512_bf16 {
 namespace {
+// Into L1: on AMD, whose row this is, 10 % faster from memory than into L2.
+constexpr _mm_hint kPrefetchInto = _MM_HINT_T0;
 #include "cpu/simd/avx512.h"
 // clang-format off
 #include "core/lane_math.inl"
