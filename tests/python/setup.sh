@@ -17,7 +17,9 @@ fi
 uv=$work/uv/bin/uv
 [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
 install=("$uv" pip install --quiet --python "$venv/bin/python")
-"${install[@]}" -r "$here/requirements-$suite.txt"
+override=$here/requirements-$suite-override.txt
+[ -f "$override" ] || override=/dev/null
+"${install[@]}" --override "$override" -r "$here/requirements-$suite.txt"
 if [ -f "$here/requirements-$suite-alone.txt" ]; then
   "${install[@]}" --no-deps -r "$here/requirements-$suite-alone.txt"
 fi
