@@ -14,6 +14,7 @@ NotImplementedError (sound, but not served here), MemoryError (workspace too sma
 
     attnfold.torch                      operators for torch.compile
     attnfold.integrations.transformers  attn_implementation="attnfold"
+    attnfold.integrations.vllm          VLLM_PLUGINS=attnfold
     attnfold.call_file                  attention calls as files, for `attnfold verify`
 """
 

@@ -1,1 +1,1 @@
-"""Adapters to packages that run models; each imports its package when it is imported itself."""
+"""Adapters to packages that run models, one for each."""

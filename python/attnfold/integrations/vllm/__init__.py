@@ -2,15 +2,15 @@
 
     VLLM_PLUGINS=attnfold vllm serve ..
 
-vLLM calls `plugin` in each of its processes (entry point group `vllm.general_plugins`).  It does nothing unless VLLM_PLUGINS
-names it: who installs both packages does not change backends by that.
+vLLM calls `plugin` in each of its processes (entry point group `vllm.general_plugins`).  It does nothing unless
+VLLM_PLUGINS names it: who installs both packages does not change backends by that.
 
     ATTNFOLD_VLLM_RECORD=FOLDER            writes each attention call to FOLDER, as files for `attnfold verify`
     ATTNFOLD_VLLM_RECORD_CALL=LAYER,STEP   only this one; both count from 0
 
-Served are decoder layers of any group and window, ALiBi, soft-cap and sink logits, with caches of 16 and 32 bits; anything
-else is a NotImplementedError that names the argument.  Models with MLA never reach this: vLLM gives them a backend of their
-own.
+Served are decoder layers of any group and window, ALiBi, soft-cap and sink logits, with caches of 16 and 32 bits;
+anything else is a NotImplementedError that names the argument.  Models with MLA never reach this: vLLM gives them a
+backend of their own.
 """
 
 from __future__ import annotations

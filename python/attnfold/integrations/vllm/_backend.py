@@ -47,7 +47,11 @@ class Builder(AttentionMetadataBuilder[Step]):
             expect(getattr(common, name) is None, name, "None", getattr(common, name))
         n = common.num_reqs
         step = Step(
-            self.plans, self.num_steps, common.query_start_loc[: n + 1], common.seq_lens[:n], common.block_table_tensor[:n]
+            self.plans,
+            self.num_steps,
+            common.query_start_loc[: n + 1],
+            common.seq_lens[:n],
+            common.block_table_tensor[:n],
         )
         self.num_steps += 1
         return step
@@ -91,7 +95,9 @@ class Impl(AttentionImpl[Step]):
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         terms = dict(alibi_slopes=self.alibi_slopes, sink_logits=self.sinks)
         self.score_terms = {
-            name: torch.as_tensor(term, dtype=torch.float32).contiguous() for name, term in terms.items() if term is not None
+            name: torch.as_tensor(term, dtype=torch.float32).contiguous()
+            for name, term in terms.items()
+            if term is not None
         }
 
     def do_kv_cache_update(

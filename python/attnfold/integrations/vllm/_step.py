@@ -30,13 +30,13 @@ class Layer:
 
 
 def halves(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [num_blocks, kv_heads, block_size, head_dim] of a cache that is twice as wide, over its memory."""
+    """Keys and values [num_blocks, kv_heads, block_size, head_dim] of a cache of twice that width, over its memory."""
     head_dim = cache.shape[3] // 2
     return cache[..., :head_dim], cache[..., head_dim:]
 
 
 def append(cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes rows of k and v [num_tokens, kv_heads, head_dim] to their slots; those beyond the last slot are padding."""
+    """Writes rows of k and v [num_tokens, kv_heads, head_dim] to their slots; those behind the last are padding."""
     k_cache, v_cache = halves(cache)
     n, threads = len(slots), torch.get_num_threads()
     attnfold.append(k_cache, v_cache, k[:n], v[:n], slots, kv_layout="HND", num_threads=threads)
@@ -93,7 +93,7 @@ class Step:
         record: pathlib.Path | None = None,
         **score_terms: torch.Tensor,
     ) -> None:
-        """Answers q [num_tokens, qo_heads, head_dim] into o; rows beyond the step's last are padding and stay as they are."""
+        """Answers q [num_tokens, qo_heads, head_dim] into o; rows behind the step's last one are left as is."""
         rows = int(self.qo_indptr[-1])
         plan = self.plan(layer, q.dtype, cache)
         k_cache, v_cache = halves(cache)
