@@ -13,7 +13,9 @@ function(attnfold_configure target)
     CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   set(options -ffp-contract=off -fno-math-errno -Wall -Wextra $<$<BOOL:${ATTNFOLD_WERROR}>:-Werror>
       # gcc 12 sees overlaps inside its own std::string that cannot be
-      $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
+      $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
+      # gcc tells that gcc before 10.1 passed some arguments otherwise
+      $<$<AND:$<CXX_COMPILER_ID:GNU>,$<STREQUAL:${CMAKE_SYSTEM_PROCESSOR},aarch64>>:-Wno-psabi>)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${options}>)
   if(ATTNFOLD_OPENMP)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)

@@ -1,10 +1,10 @@
-# Read by ctest as it starts; see AttnfoldSuites.cmake, which sets program, prefix, labels, environment and timeout.
+# Read by ctest as it starts; see AttnfoldSuites.cmake, which sets program, prefix, labels, environment, timeout and emulator.
 
 if(NOT EXISTS "${program}")
   add_test("${prefix}/NOT_BUILT" "${program}")
   return()
 endif()
-execute_process(COMMAND "${program}" --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE result ERROR_VARIABLE errors)
+execute_process(COMMAND ${emulator} "${program}" --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE result ERROR_VARIABLE errors)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${program} --gtest_list_tests: exit status ${result}\n${listing}${errors}")
 endif()
@@ -17,7 +17,7 @@ foreach(suite IN LISTS suites)
   if(suite MATCHES "Slow$")
     list(APPEND suite_labels slow)
   endif()
-  add_test("${prefix}/${suite}" "${program}" "--gtest_filter=${suite}.*" --gtest_brief=1)
+  add_test("${prefix}/${suite}" ${emulator} "${program}" "--gtest_filter=${suite}.*" --gtest_brief=1)
   set_tests_properties("${prefix}/${suite}" PROPERTIES
     LABELS "${suite_labels}" ENVIRONMENT "${environment};OMP_WAIT_POLICY=passive" TIMEOUT "${timeout}" SKIP_RETURN_CODE 77)
 endforeach()

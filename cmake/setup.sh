@@ -33,21 +33,21 @@ quietly() {
   fi
 }
 
-# Installs what is missing, on Debian and its kin; elsewhere CMake says what it misses.
-install_packages() {
-  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || return 0
+# try_install PACKAGE..: installs what is missing, on Debian and its kin.  Elsewhere, or where it fails, $install_error says why.
+try_install() {
+  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || { install_error="no apt-get here"; return 1; }
   local missing=() p
-  for p in "${packages[@]}"; do
+  for p in "$@"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
   done
   ((${#missing[@]})) || return 0
   step "Installing with apt-get: ${missing[*]}"
   local apt=(apt-get -q -y -o DPkg::Lock::Timeout=300)
   if ((EUID != 0)); then
-    command -v sudo >/dev/null ||
-      die "these packages are missing and this user may not install them; as root: apt-get install ${missing[*]}"
+    install_error="these packages are missing and this user may not install them; as root: apt-get install ${missing[*]}"
+    command -v sudo >/dev/null || return 1
     if [ -t 0 ]; then
-      sudo -v || die "sudo was refused; as root: apt-get install ${missing[*]}"
+      sudo -v || return 1
     fi
     apt=(sudo -n env DEBIAN_FRONTEND=noninteractive "${apt[@]}")
   fi
@@ -55,8 +55,15 @@ install_packages() {
   "${apt[@]}" update </dev/null >build/apt.log 2>&1 || echo "   apt-get update failed (build/apt.log); going on with the lists that are there"
   "${apt[@]}" install --no-install-recommends "${missing[@]}" </dev/null >>build/apt.log 2>&1 || {
     tail -n 15 build/apt.log
-    die "apt-get could not install: ${missing[*]} (build/apt.log has the whole output)"
+    install_error="apt-get could not install: ${missing[*]} (build/apt.log has the whole output)"
+    return 1
   }
+}
+
+# Installs what every build needs; without apt-get CMake says what it misses.
+install_packages() {
+  command -v apt-get >/dev/null || return 0
+  try_install "${packages[@]}" || die "$install_error"
 }
 
 # Jobs to build with: every CPU that this process may use, as long as each has about a GiB.
@@ -68,9 +75,11 @@ num_jobs() {
   echo $((cpus < gib ? cpus : gib))
 }
 
-# build PRESET: configures and builds it in build/PRESET.
+# build PRESET [TARGET..]: configures and builds it in build/PRESET.
 build() {
-  local preset=$1 jobs options=()
+  local preset=$1 jobs options=() targets=()
+  shift
+  (($#)) && targets=(--target "$@")
   jobs=$(num_jobs)
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
@@ -81,5 +90,5 @@ build() {
   fi
   step "Building $preset in build/$preset with $jobs jobs (log: build/$preset.log)"
   quietly "build/$preset-configure.log" cmake --preset "$preset" "${options[@]}"
-  quietly "build/$preset.log" cmake --build "build/$preset" -j "$jobs"
+  quietly "build/$preset.log" cmake --build "build/$preset" -j "$jobs" "${targets[@]}"
 }

@@ -2,6 +2,8 @@
 // thread has set.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -14,6 +16,12 @@ class FloatingPointMode {
 #if defined(__x86_64__)
   FloatingPointMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
   ~FloatingPointMode() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)  // FPCR 0 also means: NaN keeps its payload, halves are those of IEEE
+  FloatingPointMode() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_)::"memory");
+    set(0);
+  }
+  ~FloatingPointMode() { set(saved_); }
 #else
   FloatingPointMode() {}
   ~FloatingPointMode() {}
@@ -24,6 +32,10 @@ class FloatingPointMode {
  private:
 #if defined(__x86_64__)
   unsigned saved_;
+#elif defined(__aarch64__)
+  static void set(uint64_t fpcr) { __asm__ volatile("msr fpcr, %0" ::"r"(fpcr) : "memory"); }
+
+  uint64_t saved_;
 #endif
 };
 

@@ -31,6 +31,9 @@ std::string value_of(const char* path, std::string_view key) {
 
 std::string cpu_model() {
   std::string name = value_of("/proc/cpuinfo", "model name");
+  const std::string part = value_of("/proc/cpuinfo", "CPU part");  // Arm has no names
+  if (name.empty() && !part.empty())
+    name = "implementer " + value_of("/proc/cpuinfo", "CPU implementer") + ", part " + part;
   if (name.empty()) return "unknown";
   const std::string family = value_of("/proc/cpuinfo", "cpu family");
   const std::string model = value_of("/proc/cpuinfo", "model\t");
@@ -39,10 +42,12 @@ std::string cpu_model() {
 }
 
 std::string cpu_features() {
-  constexpr std::array<std::string_view, 13> kNames = {
-      "avx2",        "fma",         "f16c",        "avx512f",  "avx512bw", "avx512dq", "avx512vl",
-      "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"};
-  std::istringstream flags(value_of("/proc/cpuinfo", "flags"));
+  constexpr std::array<std::string_view, 17> kNames = {
+      "avx2",     "fma",         "f16c",        "avx512f",     "avx512bw", "avx512dq",
+      "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
+      "amx_int8", "asimd",       "asimdhp",     "bf16",        "sve"};
+  std::istringstream flags(value_of("/proc/cpuinfo", "flags") +
+                           value_of("/proc/cpuinfo", "Features"));
   std::string found;
   for (std::string flag; flags >> flag;) {
     if (std::find(kNames.begin(), kNames.end(), flag) == kNames.end()) continue;

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__AARCH64EL__)
+#include <arm_neon.h>
 #endif
 
 namespace attnfold::tools {
@@ -214,6 +216,42 @@ constexpr ComputeLoop kTiles[] = {
 
 }  // namespace
 }  // namespace amx_bf16
+#elif defined(__AARCH64EL__)
+namespace neon {
+namespace {
+
+using Words = uint64x2_t;
+using Floats = float32x4_t;
+inline Words zero_words() { return vdupq_n_u64(0); }
+inline void mix(Words& sum, Words w) { sum = veorq_u64(sum, w); }
+inline void mix(Words& sum, const std::byte* p) {
+  mix(sum, vld1q_u64(reinterpret_cast<const uint64_t*>(p)));
+}
+inline uint64_t first_word(Words w) { return vgetq_lane_u64(w, 0); }
+inline Floats all_floats(float x) { return vdupq_n_f32(x); }
+inline void multiply_add(Floats& sum, Floats a, Floats b) { sum = vfmaq_f32(sum, a, b); }
+inline void keep(Floats x) {
+  volatile float sink = vgetq_lane_f32(x, 0);
+  (void)sink;
+}
+#include "probe_loops.inl"
+
+constexpr ReadLoop kReads[] = {
+    {"neon x4", read_loop<4, 1, 0>},
+    {"neon x8", read_loop<8, 1, 0>},
+    {"neon x8 two streams", read_loop<8, 2, 0>},
+    {"neon x16 four streams", read_loop<16, 4, 0>},
+    {"neon x8 prefetch 1 KB", read_loop<8, 1, 1024>},
+    {"neon x8 prefetch 4 KB", read_loop<8, 1, 4096>},
+};
+constexpr ComputeLoop kFmas[] = {
+    {"neon x8", kFmaFlop<8>, fma_loop<8>},    {"neon x12", kFmaFlop<12>, fma_loop<12>},
+    {"neon x16", kFmaFlop<16>, fma_loop<16>}, {"neon x20", kFmaFlop<20>, fma_loop<20>},
+    {"neon x24", kFmaFlop<24>, fma_loop<24>}, {"neon x28", kFmaFlop<28>, fma_loop<28>},
+};
+
+}  // namespace
+}  // namespace neon
 #endif
 
 namespace {
@@ -237,6 +275,8 @@ std::vector<ReadLoop> read_loops() {
     append(loops, avx2::kReads);
     return loops;
   }
+#elif defined(__AARCH64EL__)
+  append(loops, neon::kReads);
 #endif
   append(loops, baseline::kReads);
   return loops;
@@ -247,6 +287,8 @@ std::vector<ComputeLoop> fma_loops() {
 #if defined(__x86_64__)
   if (cpu::features().avx512) append(loops, avx512::kFmas);
   if (cpu::features().avx2) append(loops, avx2::kFmas);
+#elif defined(__AARCH64EL__)
+  append(loops, neon::kFmas);
 #endif
   if (loops.empty()) append(loops, baseline::kFmas);
   return loops;

@@ -33,7 +33,8 @@
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
  * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
- * It reads two environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16) and ATTNFOLD_NUM_THREADS.
+ * It reads two environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16; on AArch64
+ * scalar, neon) and ATTNFOLD_NUM_THREADS.
  */
 #ifndef ATTNFOLD_ATTNFOLD_H_
 #define ATTNFOLD_ATTNFOLD_H_
@@ -193,9 +194,9 @@ typedef struct attnfold_execution {
   int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS, else the CPUs this process may use; 1..1024 */
   int32_t num_workers;                /* shares the work is cut into; 0 = num_threads; 1..1024 */
   uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
-  const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16 or
-                                         amx_bf16 forces the rows of that name; the last two take the avx512 rows along
-                                         for other types */
+  const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16,
+                                         amx_bf16 or neon forces the rows of that name; avx512_bf16 and amx_bf16 take the
+                                         avx512 rows along for other types */
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
   void* parallel_user;                /* handed to parallel_for */
   attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */

@@ -30,10 +30,11 @@ void fit_maxima(Call* call, bool keep_larger) {
 
 // ------------------------------------------------ values
 
-void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t word,
+void draw_row(void* to, attnfold_dtype dtype, int64_t at, int32_t dim, uint64_t word, bool uniform,
               double range) {
   for (int32_t d = 0; d < dim; d += 2) {
-    const auto [a, b] = normals_of(hash_of(word, d));
+    const uint64_t draw = hash_of(word, d);
+    const auto [a, b] = uniform ? uniforms_of(draw) : normals_of(draw);
     store_f32(to, static_cast<DType>(dtype), at + d, static_cast<float>(a * range));
     store_f32(to, static_cast<DType>(dtype), at + d + 1, static_cast<float>(b * range));
   }
@@ -79,7 +80,7 @@ void draw_scales(Call* call, Tensor tensor, uint64_t seed, float range, bool onl
   }
 }
 
-void draw_q(Call* call, uint64_t seed, float range) {
+void draw_q(Call* call, uint64_t seed, bool uniform, float range) {
   const attnfold_problem& p = call->problem;
   for (int32_t r = 0; r < call->batch; ++r) {
     for (int32_t i = 0; i < qo_len_of(*call, r); ++i) {
@@ -88,13 +89,13 @@ void draw_q(Call* call, uint64_t seed, float range) {
           call->q_offset + (int64_t{call->qo_indptr[r]} + i) * call->q_strides.token;
       for (int32_t head = 0; head < p.qo_heads; ++head) {
         draw_row(call->q->data(), p.q_dtype, row + head * call->q_strides.head, p.head_dim_qk,
-                 hash_of(seed, kQ, r, position, head), range);
+                 hash_of(seed, kQ, r, position, head), uniform, range);
       }
     }
   }
 }
 
-void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_seen) {
+void draw_kv(Call* call, Tensor tensor, uint64_t seed, bool uniform, float range, bool only_seen) {
   const attnfold_problem& p = call->problem;
   Buffer& to = tensor == kK ? *call->k : *call->v;
   const Strides& strides = tensor == kK ? call->k_strides : call->v_strides;
@@ -109,7 +110,7 @@ void draw_kv(Call* call, Tensor tensor, uint64_t seed, float range, bool only_se
       for (int32_t head = 0; head < p.kv_heads; ++head) {
         const double scale = call->scale_at(scales, r, static_cast<int32_t>(j), head);
         draw_row(to.data(), p.kv_dtype, at + head * strides.head, dim,
-                 hash_of(seed, tensor, r, j, head), range / scale);
+                 hash_of(seed, tensor, r, j, head), uniform, range / scale);
       }
     }
   }
@@ -320,14 +321,14 @@ Call generate(const Spec& spec, uint64_t seed) {
   const int gap_byte = spec.poison ? kPoison : 0;
   allocate_q(&call, spec.odd_strides, gap_byte);
   allocate_kv_pair(&call, spec.odd_strides, gap_byte);
-  draw_q(&call, seed, spec.q_range);
+  draw_q(&call, seed, spec.uniform, spec.q_range);
   call.alibi_slopes = spec.alibi_slopes;
   call.sink_logits = spec.sink_logits;
   call.o_scale = spec.o_scale;
   draw_scales(&call, kKScale, seed, spec.k_range, spec.poison);
   draw_scales(&call, kVScale, seed, spec.v_range, spec.poison);
-  draw_kv(&call, kK, seed, spec.k_range, spec.poison);
-  if (!call.problem.v_in_k) draw_kv(&call, kV, seed, spec.v_range, spec.poison);
+  draw_kv(&call, kK, seed, spec.uniform, spec.k_range, spec.poison);
+  if (!call.problem.v_in_k) draw_kv(&call, kV, seed, spec.uniform, spec.v_range, spec.poison);
   call.origin = "generated, seed " + std::to_string(seed);
   return call;
 }

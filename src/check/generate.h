@@ -26,12 +26,13 @@ struct Spec {
       true;  // NaN in every KV slot that no row may see, 0x7ffffff0 in unused table entries
   bool odd_strides =
       false;  // rows, heads, tokens and pages padded by odd multiples of elements; gaps poisoned
-  std::vector<float> alibi_slopes, sink_logits;          // [qo_heads], or empty
-  std::vector<int32_t> visible_prefix;                   // [batch], or empty
-  std::vector<int32_t> mask_width;                       // [batch], or empty
-  MaskBits mask_bits = MaskBits::random;                 // what to draw for mask_width
-  float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of normal draws,
-                                                         // scales included
+  std::vector<float> alibi_slopes, sink_logits;  // [qo_heads], or empty
+  std::vector<int32_t> visible_prefix;           // [batch], or empty
+  std::vector<int32_t> mask_width;               // [batch], or empty
+  MaskBits mask_bits = MaskBits::random;         // what to draw for mask_width
+  bool uniform = false;  // uniform draws: the same bits under every C library; else normal ones
+  float q_range = 1.0f, k_range = 1.0f, v_range = 1.0f;  // standard deviations of draws, scales
+                                                         // included
   float o_scale = 0.01f;                                 // of an o in e4m3
 };
 

@@ -1,4 +1,4 @@
-// Random values that are pure functions of their coordinates, the same on every machine.
+// Random values that are pure functions of their coordinates.
 #pragma once
 
 #include <cmath>
@@ -24,13 +24,23 @@ uint64_t hash_of(uint64_t seed, Coordinates... coordinates) {
   return h;
 }
 
-/** Two independent standard normal values from one word (Box and Muller). */
+/** Two independent standard normal values from one word (Box and Muller); the last bit depends on
+ * the C library's log and cos. */
 inline std::pair<double, double> normals_of(uint64_t word) {
   constexpr double kTwoPi = 6.283185307179586477;
   const double u = (static_cast<double>(word >> 32) + 0.5) * 0x1p-32;  // in (0, 1)
   const double angle = static_cast<double>(word & 0xffffffffu) * 0x1p-32 * kTwoPi;
   const double radius = std::sqrt(-2.0 * std::log(u));
   return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+/** Two independent uniform values of mean 0 and variance 1, the same bits on every machine. */
+inline std::pair<double, double> uniforms_of(uint64_t word) {
+  constexpr double kSqrt3 = 1.7320508075688772;
+  const auto uniform = [](uint64_t bits) {
+    return (static_cast<double>(static_cast<uint32_t>(bits)) * 0x1p-31 - 1.0) * kSqrt3;
+  };
+  return {uniform(word >> 32), uniform(word)};
 }
 
 /** 0..n-1 in an order drawn from the seed. */

@@ -33,6 +33,8 @@ std::vector<const KernelRow*> make_table() {
   append(&table, avx512::rows());
   if (features().slow_bf16_dot) append(&table, avx512_bf16::rows());
   append(&table, avx2::rows());
+#elif defined(__AARCH64EL__)
+  append(&table, neon::rows());
 #endif
   append(&table, scalar::rows());
   return table;

@@ -86,6 +86,10 @@ KernelRows rows();
 namespace amx_bf16 {
 KernelRows rows();
 }
+#elif defined(__AARCH64EL__)
+namespace neon {
+KernelRows rows();
+}
 #endif
 
 }  // namespace attnfold::cpu

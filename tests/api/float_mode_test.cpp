@@ -2,43 +2,34 @@
 // gets its mode back.
 #include <gtest/gtest.h>
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
+#if defined(__x86_64__) || defined(__aarch64__)
 
 #include <limits>
 #include <string>
 
 #include "api/small_call.h"
+#include "control_word.h"
 
 namespace attnfold::api_test {
 namespace {
 
-constexpr unsigned kDefault = 0x1f80, kControlBits = 0xffc0;  // without the sticky flags
-constexpr unsigned kDenormalsAreZero = 0x0040, kFlushToZero = 0x8000;
-constexpr unsigned kDown = 0x2000, kUp = 0x4000, kTowardZero = 0x6000;
-constexpr unsigned kInvalidTraps = 0x0080;  // the mask bit, to be cleared
-
-const unsigned kModes[] = {
-    kDefault | kFlushToZero | kDenormalsAreZero,
-    kDefault | kFlushToZero,
-    kDefault | kUp,
-    kDefault | kDown,
-    kDefault | kTowardZero | kFlushToZero | kDenormalsAreZero,
-    kDefault & ~kInvalidTraps,
-};
+using test::control_word;
+using test::kDefaultControl;
+using test::kOddControls;
+using test::set_control_word;
 
 /** Sets a mode for its scope, and checks on the way out that it was still there. */
 class ModeKept {
  public:
-  explicit ModeKept(unsigned mode) : mode_(mode), saved_(_mm_getcsr()) { _mm_setcsr(mode); }
+  explicit ModeKept(uint64_t mode) : mode_(mode), saved_(control_word()) { set_control_word(mode); }
   ~ModeKept() {
-    const unsigned now = _mm_getcsr();
-    _mm_setcsr(saved_);
-    EXPECT_EQ(now & kControlBits, mode_ & kControlBits) << std::hex << "MXCSR was not restored";
+    const uint64_t now = control_word();
+    set_control_word(saved_);
+    EXPECT_EQ(now, mode_) << std::hex << "the mode was not restored";
   }
 
  private:
-  unsigned mode_, saved_;
+  uint64_t mode_, saved_;
 };
 
 /** A call whose answer changes if subnormal numbers are flushed: some keys, queries and values are
@@ -55,7 +46,7 @@ SmallCall call_with_subnormals() {
 TEST(FloatMode, RunGivesTheSameBitsAndRestoresTheMode) {
   SmallCall call = call_with_subnormals();
   const Bytes expected = answer(call, execution(1, 1));
-  for (const unsigned mode : kModes) {
+  for (const uint64_t mode : kOddControls) {
     for (const int32_t threads : {1, 3}) {
       const PlanPtr plan = make_plan(call, execution(threads, 4));
       call.poison_outputs();
@@ -68,7 +59,7 @@ TEST(FloatMode, RunGivesTheSameBitsAndRestoresTheMode) {
       }
       ASSERT_EQ(status, ATTNFOLD_OK);
       EXPECT_TRUE(same_bytes(call.output_bytes(), expected))
-          << "MXCSR " << mode << ", threads " << threads;
+          << "mode " << mode << ", threads " << threads;
     }
   }
 }
@@ -86,7 +77,7 @@ TEST(FloatMode, CreateAndUpdateGiveTheSamePlanInEveryMode) {
     for (const float sm_scale : {ATTNFOLD_SM_SCALE_DEFAULT, 0.3f, 1e-39f}) {
       call.problem.sm_scale = sm_scale;
       const Bytes expected = answer(call, execution(1, 2));
-      for (const unsigned mode : kModes) {
+      for (const uint64_t mode : kOddControls) {
         attnfold_plan* raw = nullptr;
         {
           ModeKept kept(mode);
@@ -100,7 +91,7 @@ TEST(FloatMode, CreateAndUpdateGiveTheSamePlanInEveryMode) {
         call.poison_outputs();
         ASSERT_EQ(run(plan.get(), call.tensors), ATTNFOLD_OK) << attnfold_last_error();
         EXPECT_TRUE(same_bytes(call.output_bytes(), expected))
-            << "MXCSR " << mode << ", head_dim " << head_dim << ", sm_scale " << sm_scale;
+            << "mode " << mode << ", head_dim " << head_dim << ", sm_scale " << sm_scale;
       }
     }
   }
@@ -129,7 +120,7 @@ TEST(FloatMode, MergeGivesTheSameBitsAndRestoresTheMode) {
   out.o = o.data();
   out.lse = lse.data();
 
-  const auto merged = [&](unsigned mode) {
+  const auto merged = [&](uint64_t mode) {
     o.poison();
     lse.poison();
     attnfold_status status;
@@ -143,9 +134,9 @@ TEST(FloatMode, MergeGivesTheSameBitsAndRestoresTheMode) {
     std::memcpy(bytes.data() + o.bytes(), lse.data(), lse.bytes());
     return bytes;
   };
-  const Bytes expected = merged(kDefault);
-  for (const unsigned mode : kModes) {
-    EXPECT_TRUE(same_bytes(merged(mode), expected)) << "MXCSR " << mode;
+  const Bytes expected = merged(kDefaultControl);
+  for (const uint64_t mode : kOddControls) {
+    EXPECT_TRUE(same_bytes(merged(mode), expected)) << "mode " << mode;
   }
 }
 

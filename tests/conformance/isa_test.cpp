@@ -94,7 +94,7 @@ TEST(Isa, EqualNumericsIdsGiveEqualBits) {
             cases::same_bytes(call, at->second, result.answer, isa + " and " + at->second.kernel));
       }
     }
-    for (const char* isa : {"avx2", "avx512"}) {
+    for (const char* isa : {"avx2", "avx512", "neon"}) {
       if (id_of.count(isa)) {
         EXPECT_EQ(id_of[isa], id_of["scalar"]) << "rows of FMA share one id";
       }

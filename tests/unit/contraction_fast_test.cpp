@@ -1,6 +1,8 @@
 // Built with fused multiply-add and leave to use it everywhere: see contraction_test.cpp.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
 #pragma GCC target("fma")
+#endif
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
