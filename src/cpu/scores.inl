@@ -126,9 +126,9 @@ ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typ
  * ahead        as many stretches of memory as keys, as long as a row: prefetched meanwhile
  */
 template <class S, int R, int kChunks>
-__attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
-                                           const char* const* keys, int64_t head_offset,
-                                           int head_dim, const char* const* ahead, float* s) {
+ATTNFOLD_LANE_FN void score_block(const typename S::Q* q, int q_stride, const char* const* keys,
+                                  int64_t head_offset, int head_dim, const char* const* ahead,
+                                  float* s) {
   constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
   constexpr int kElementBytes = dtype_bytes(S::kKeys);
   Lanes acc[kBlock];
@@ -163,31 +163,41 @@ __attribute__((noinline)) void score_block(const typename S::Q* q, int q_stride,
   for (int r = 0; r < R; ++r) memcpy(s + r * kLeaf, sums + r * N, N * sizeof(float));
 }
 
+/** Scores of R rows on the 16 keys from `keys` on. */
+template <class S, int R, int kChunks>
+__attribute__((noinline)) void score_blocks(const typename S::Q* q, int q_stride,
+                                            const char* const* keys, int64_t head_offset,
+                                            int head_dim, const char* const* ahead, float* s) {
+  constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
+#pragma GCC unroll 1
+  for (int n = 0; n < 16; n += N)
+    score_block<S, R, kChunks>(q, q_stride, keys + n, head_offset, head_dim, ahead + n, s + n);
+}
+
 /** Scores of `rows` rows on the 16 keys from `keys` on. */
 template <class S, int kChunks>
 void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
                    int64_t head_offset, int head_dim, const char* const* ahead, float* s) {
-  for (int r = 0; r < rows;) {
-    const int left = rows - r;
-    const int block = left < kMaxRowBlock ? left : kMaxRowBlock;
-    const int step = block == 3 ? kBlock / 4 : kBlock / block;
-    for (int n = 0; n < 16; n += step) {
-      const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
-      float* s_r = s + r * kLeaf + n;
-      const char* const* next =
-          r == 0 ? ahead + n : keys + n;  // later blocks have nothing to ask for
-      if constexpr (kMaxRowBlock == 4) {
-        if (block == 4)
-          score_block<S, 4, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
-        if (block == 3)
-          score_block<S, 3, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
-      }
-      if (block == 2)
-        score_block<S, 2, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
-      if (block == 1)
-        score_block<S, 1, kChunks>(q_r, q_stride, keys + n, head_offset, head_dim, next, s_r);
+  for (int r = 0; r < rows; r += kMaxRowBlock) {
+    const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
+    float* s_r = s + r * kLeaf;
+    const char* const* next = r == 0 ? ahead : keys;  // later blocks have nothing to ask for
+    switch (rows - r < kMaxRowBlock ? rows - r : kMaxRowBlock) {
+      case 1:
+        score_blocks<S, 1, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
+        break;
+      case 2:
+        score_blocks<S, 2, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
+        break;
+      default:
+        if constexpr (kMaxRowBlock == 4) {
+          if (rows - r == 3) {
+            score_blocks<S, 3, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
+          } else {
+            score_blocks<S, 4, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
+          }
+        }
     }
-    r += block;
   }
 }
 

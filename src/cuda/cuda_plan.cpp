@@ -10,16 +10,11 @@
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "cuda/plan_kernel.h"
+#include "plan/hash.h"
 #include "plan/validate.h"
 
 namespace attnfold::cuda {
 namespace {
-
-uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
-  for (int i = 0; i < 8; ++i)
-    h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
-  return h;
-}
 
 /** The largest unit of which both strides are multiples, so that the place of any key fits in 32
  * bits. */

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "plan/build_schedule.h"
+#include "plan/hash.h"
 #include "plan/validate.h"
 
 namespace attnfold {
@@ -52,12 +53,6 @@ int32_t max_visible_keys(const attnfold_problem& p, const UnitShape& shape) {
 Status check_stream(void* stream) {
   if (stream) return invalid("stream", "NULL (the plan is on the CPU)", "a pointer");
   return {};
-}
-
-uint64_t hash_step(uint64_t h, int64_t value) {  // FNV-1a over the value's bytes
-  for (int i = 0; i < 8; ++i)
-    h = (h ^ ((static_cast<uint64_t>(value) >> (8 * i)) & 0xff)) * 0x100000001b3u;
-  return h;
 }
 
 }  // namespace
