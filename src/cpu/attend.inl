@@ -6,7 +6,7 @@
 //          memory, 2 * 128 * H * head_dim * element bytes; further blocks of 4 rows find it in L1.
 //   S, P   [R, 128] f32 in L1/L2          Q      [R, head_dim] packed once per item
 //   O      leaf, super-chunk and row accumulators, 3 x [R, head_dim] f32 in L1/L2
-// 16 keys of all heads ahead are prefetched to L2 in the same order.
+// 16 keys of all heads ahead are prefetched meanwhile, line by line in memory order.
 
 /** Points rows [begin, end) of `out`; `bytes` are those of an element. */
 ATTNFOLD_LANE_FN void point_segment(const Problem& p, const Lengths& lengths,
