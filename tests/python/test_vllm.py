@@ -76,8 +76,8 @@ class Call:
     def answer(self, impl_class, **features):
         """What a backend's layer answers, over a cache that it wrote itself."""
         with set_current_vllm_config(config()):
-            impl = impl_class(HEADS, DIM, DIM**-0.5, KV_HEADS, **({"alibi_slopes": None, "sliding_window": None,
-                              "kv_cache_dtype": "auto"} | features))  # fmt: skip
+            required = dict(alibi_slopes=None, sliding_window=None, kv_cache_dtype="auto")
+            impl = impl_class(HEADS, DIM, DIM**-0.5, KV_HEADS, **(required | features))
         cache = torch.zeros(NUM_BLOCKS, KV_HEADS, BLOCK, 2 * DIM, dtype=self.q.dtype)
         o = torch.empty_like(self.q)
         impl.do_kv_cache_update(Layer, torch.cat(self.k), torch.cat(self.v), cache, self.slots)
@@ -96,7 +96,8 @@ class Call:
         schedule = ops.cpu_attn_get_scheduler_metadata(
             num_reqs=3, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, seq_lens=self.seq_lens,
             dtype=self.q.dtype, query_start_loc=self.indptr, causal=True,
-            sliding_window_size=features.get("sliding_window", -1), isa=Layer.isa, enable_kv_split=True, dynamic_causal=None, kv_cache_dtype="auto",
+            sliding_window_size=features.get("sliding_window", -1), isa=Layer.isa, enable_kv_split=True,
+            dynamic_causal=None, kv_cache_dtype="auto",
         )  # fmt: skip
         return CPUAttentionMetadata(115, 64, self.indptr, 300, self.seq_lens, self.table, self.slots, schedule)
 
@@ -129,8 +130,7 @@ def test_a_layer_answers_as_vllms_own(rng, feature, dtype):
     assert (call.answer(_backend.Impl, **FEATURES[feature]) - own).abs().max() <= bound
     if feature in WRONG:
         assert (call.answer(_backend.Impl, **WRONG[feature]) - own).abs().max() > bound
-    call.table[:, 1] = call.table[:, 1].roll(1)  # both read other pages than they wrote
-    call.slots = call.slots.flip(0)
+    call.table[:, 1] = call.table[:, 1].roll(1)  # requests read each other's second block
     assert (call.answer(_backend.Impl, **FEATURES[feature]) - own).abs().max() > bound
 
 
@@ -161,6 +161,21 @@ def test_a_quantised_output_is_an_error(rng):
         impl = _backend.Impl(HEADS, DIM, DIM**-0.5, KV_HEADS)
     with pytest.raises(NotImplementedError, match="output_scale: expected None"):
         impl.forward(Layer, None, None, None, None, None, None, output_scale=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("causal", False, "causal: expected True, got False"),
+        ("mm_req_doc_ranges", {0: [(1, 2)]}, "mm_req_doc_ranges: expected None"),
+        ("dcp_local_seq_lens", torch.ones(1), "dcp_local_seq_lens: expected None"),
+    ],
+)
+def test_what_a_batch_may_not_ask_is_an_error(field, value, message):
+    batch = dict(causal=True, mm_req_doc_ranges=None, rswa_prefix_lens=None, dcp_local_seq_lens=None) | {field: value}
+    builder = object.__new__(_backend.Builder)
+    with pytest.raises(NotImplementedError, match=message):
+        builder.build(0, types.SimpleNamespace(**batch))
 
 
 # ---- whole models ----

@@ -19,7 +19,7 @@ import os
 
 
 def register() -> None:
-    """Puts attnfold in the place of vLLM's CPU backend, in this process, for engines made from now on.
+    """Puts attnfold in the place of vLLM's CPU backend, in this process; before its first engine, as vLLM looks once.
 
     Raises:
         ModuleNotFoundError: vllm is not installed.
