@@ -110,12 +110,12 @@ FEATURES = {
     "sinks": dict(sinks=torch.linspace(-1, 3, 8)),
     "window_softcap_sinks": dict(sliding_window=33, logits_soft_cap=8.0, sinks=torch.linspace(3, -1, 8)),
 }
-# A little wrong: the window one key wider, and so on.
+# Wrong enough to show in bfloat16 too: the window one key wider, and so on.
 WRONG = {
     "window": dict(sliding_window=41),
-    "softcap": dict(logits_soft_cap=5.1),
-    "alibi": dict(alibi_slopes=[1.02 * 2.0**-i for i in range(1, 9)]),
-    "sinks": dict(sinks=torch.linspace(-1, 3.1, 8)),
+    "softcap": dict(logits_soft_cap=6.0),
+    "alibi": dict(alibi_slopes=[1.2 * 2.0**-i for i in range(1, 9)]),
+    "sinks": dict(sinks=torch.linspace(-1, 4, 8)),
 }
 
 
