@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,28 @@ void at_once(Body body) {
     });
   }
   for (std::thread& t : threads) t.join();
+}
+
+/** Adds the ids of this process's threads. */
+void add_threads(std::set<std::string>* ids) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    ids->insert(entry.path().filename());
+}
+
+TEST(Threads, CallsGoOnWithTheThreadsOfTheFirstOne) {
+  if (!ATTNFOLD_TEST_OPENMP) GTEST_SKIP() << "without OpenMP each call starts threads of its own";
+  SmallCall call(
+      {{1, 4000}, {4, 600}});  // whose second pass has fewer tasks than there are threads
+  const PlanPtr plan = make_plan(call, execution(4, 6));
+  ASSERT_EQ(run(plan.get(), call.tensors), ATTNFOLD_OK);
+  std::set<std::string> first, all;
+  add_threads(&first);
+  all = first;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(run(plan.get(), call.tensors), ATTNFOLD_OK);
+    add_threads(&all);
+  }
+  EXPECT_EQ(all, first);
 }
 
 TEST(Threads, OnePlanRunsOnSeveralThreadsEachWithItsOwnWorkspaceAndOutputs) {
