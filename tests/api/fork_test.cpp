@@ -1,10 +1,13 @@
 // A process that forks after it has used the library, as servers do: the child must be able to use
 // it too.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <system_error>
+#include <thread>
 
 #include "api/small_call.h"
 
@@ -91,6 +94,24 @@ TEST_F(Fork, AGrandchildRunsToo) {
     waitpid(pid, &grandchild, 0);
     return WIFEXITED(grandchild) ? WEXITSTATUS(grandchild) : 6;
   });
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(Fork, AChildThatMayStartNoThreadRunsToo) {
+  constexpr uid_t kNobody = 65534;
+  constexpr int kNoLimit = 77;  // of processes, is to be had here
+  const int status = in_child([&] {
+    const rlimit none{0, 0};
+    if (setuid(geteuid() == 0 ? kNobody : geteuid()) != 0) return kNoLimit;  // root has no limit
+    if (setrlimit(RLIMIT_NPROC, &none) != 0) return kNoLimit;
+    try {
+      std::thread([] {}).join();
+      return kNoLimit;
+    } catch (const std::system_error&) {
+    }
+    return check(call_, plan_.get(), expected_);
+  });
+  if (status == kNoLimit) GTEST_SKIP() << "the number of threads cannot be limited here";
   EXPECT_EQ(status, 0);
 }
 
