@@ -28,13 +28,14 @@
  * workspace; `stream` is a cudaStream_t, NULL being the default stream.  update and run only launch: their contents cannot be
  * checked on the host (kv_len above max_kv_len is cut to it), and a captured graph of both answers whatever lengths it finds.
  * Arrays of lengths must stay until that update has run on the device, page tables until the next one.  Strides must be
- * multiples of 8 elements, those of pages and tokens not negative.  Shared prefixes are not looked for.  Within the maxima, requests without tokens may stand for
- * those that a smaller batch lacks.
+ * multiples of 8 elements, those of pages and tokens not negative.  Shared prefixes are not looked for.  Within the
+ * maxima, requests without tokens may stand for those that a smaller batch lacks.
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
- * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
- * It reads two environment variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16; on AArch64
- * scalar, neon) and ATTNFOLD_NUM_THREADS.
+ * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws;
+ * but libgomp does print and end the process where the system refuses it a thread.  With num_threads 1, with a
+ * parallel_for, and in a forked child it is not asked for any.  The library reads two environment variables, once:
+ * ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16; on AArch64 scalar, neon) and ATTNFOLD_NUM_THREADS.
  */
 #ifndef ATTNFOLD_ATTNFOLD_H_
 #define ATTNFOLD_ATTNFOLD_H_
