@@ -65,6 +65,14 @@ double largest(const std::vector<double>& values) {
   return m;
 }
 
+// The other rows share the scalar rows' ids, and so their bits.
+constexpr const char* kIsas[] = {
+    "scalar",
+#if defined(__x86_64__)
+    "avx512_bf16", "amx_bf16",
+#endif
+};
+
 }  // namespace
 
 int main() {
@@ -91,9 +99,7 @@ int main() {
   for (const Workload& w : workloads) {
     const Call call = attnfold::check::generate(spec_of(w), 1);
     const attnfold::ref::Truth truth = attnfold::ref::answer(call);
-    for (const char* isa :
-         {"scalar", "avx512_bf16",
-          "amx_bf16"}) {  // the other rows share the scalar rows' ids, and so their bits
+    for (const char* isa : kIsas) {
       if (std::string(isa) != "scalar" && w.kv != ATTNFOLD_BF16) continue;
       attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
       execution.isa = isa;
