@@ -69,7 +69,8 @@ double largest(const std::vector<double>& values) {
 constexpr const char* kIsas[] = {
     "scalar",
 #if defined(__x86_64__)
-    "avx512_bf16", "amx_bf16",
+    "avx512_bf16",
+    "amx_bf16",
 #endif
 };
 
