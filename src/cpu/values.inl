@@ -6,7 +6,8 @@
 
 /** o[r] += sum over n of p[r][n] * v[n] for one part of each row of v, C chunks of 32; o in lane
  * order.  Meanwhile as large a part of 16 rows ahead is prefetched: with kParts parts in all, in
- * the order in which they lie, so that the hardware's own prefetch sees a stream. */
+ * the order in which they lie, so that the hardware's own prefetch sees a stream; 0 stands for
+ * other numbers of parts, then the same part of each row. */
 template <DType T, int R, int C, int kParts>
 ATTNFOLD_LANE_FN void value_part(const float* p, const char* const* values, int64_t head_offset,
                                  int n_begin, int n_end, const char* const* ahead, int part,
@@ -23,9 +24,13 @@ ATTNFOLD_LANE_FN void value_part(const float* p, const char* const* values, int6
 #pragma GCC unroll 2
   for (int n = n_begin; n < n_end; ++n) {
     const char* v = values[n] + offset;
-    const int share = kParts ? part * 16 + (n & 15) : 0;
-    const char* next = kParts ? ahead[(n & ~15) + share / (kParts ? kParts : 1)] : ahead[n];
-    const int next_part = kParts ? share % (kParts ? kParts : 1) : part;
+    const char* next = ahead[n];
+    int next_part = part;
+    if constexpr (kParts > 0) {  // row by row: piece part * 16 + n of 16 * kParts
+      const int piece = part * 16 + (n & 15);
+      next = ahead[(n & ~15) + piece / kParts];
+      next_part = piece % kParts;
+    }
     Lanes weight[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) weight[r] = splat(p[r * kLeaf + n]);
