@@ -21,13 +21,6 @@ install(FILES "${PROJECT_BINARY_DIR}/attnfold-config.cmake" "${PROJECT_BINARY_DI
 
 # An archive does not carry its own dependencies: with it, `pkg-config --libs` has to name them, --static or not.
 set(pc_private "-lstdc++ -lpthread -lm")
-if(ATTNFOLD_OPENMP)
-  foreach(name IN LISTS OpenMP_CXX_LIB_NAMES)
-    if(NOT name STREQUAL "pthread")
-      string(PREPEND pc_private "-l${name} ")
-    endif()
-  endforeach()
-endif()
 if(ATTNFOLD_CUDA)
   string(PREPEND pc_private "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt ")
 endif()

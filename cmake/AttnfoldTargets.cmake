@@ -1,9 +1,6 @@
 # What every target of this project is compiled and linked with.
 
 find_package(Threads REQUIRED)
-if(ATTNFOLD_OPENMP)
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
-endif()
 
 # Contraction is off because a fused a*b+c is written as fma where it is meant: a compiler that chooses would choose
 # differently per file, and bits would depend on it.
@@ -17,9 +14,6 @@ function(attnfold_configure target)
       # gcc tells that gcc before 10.1 passed some arguments otherwise
       $<$<AND:$<CXX_COMPILER_ID:GNU>,$<STREQUAL:${CMAKE_SYSTEM_PROCESSOR},aarch64>>:-Wno-psabi>)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${options}>)
-  if(ATTNFOLD_OPENMP)
-    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
-  endif()
   if(ATTNFOLD_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${ATTNFOLD_SANITIZE} -fno-omit-frame-pointer)
     if(ATTNFOLD_SANITIZE MATCHES "undefined")
@@ -34,16 +28,9 @@ function(attnfold_configure target)
   endif()
 endfunction()
 
-# What an archive or shared library of the objects needs at link time.  An installed archive names OpenMP's libraries
-# plainly, so that a consumer needs no find module for them.
+# What an archive or shared library of the objects needs at link time.
 function(attnfold_link_runtime target)
   target_link_libraries(${target} PRIVATE Threads::Threads)
-  if(ATTNFOLD_OPENMP)
-    set(openmp_names ${OpenMP_CXX_LIB_NAMES})
-    list(REMOVE_ITEM openmp_names pthread)
-    target_link_libraries(${target} PRIVATE
-      $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<INSTALL_INTERFACE:${openmp_names}>)
-  endif()
   if(ATTNFOLD_CUDA)
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
   endif()

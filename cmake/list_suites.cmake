@@ -19,5 +19,5 @@ foreach(suite IN LISTS suites)
   endif()
   add_test("${prefix}/${suite}" ${emulator} "${program}" "--gtest_filter=${suite}.*" --gtest_brief=1)
   set_tests_properties("${prefix}/${suite}" PROPERTIES
-    LABELS "${suite_labels}" ENVIRONMENT "${environment};OMP_WAIT_POLICY=passive" TIMEOUT "${timeout}" SKIP_RETURN_CODE 77)
+    LABELS "${suite_labels}" ENVIRONMENT "${environment}" TIMEOUT "${timeout}" SKIP_RETURN_CODE 77)
 endforeach()

@@ -9,12 +9,9 @@
 
 import argparse
 import importlib.util
-import os
 import pathlib
 import sys
 import time
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # numpy's threads and attnfold's take turns on the same cores
 
 import numpy as np
 

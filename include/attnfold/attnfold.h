@@ -32,10 +32,12 @@
  * maxima, requests without tokens may stand for those that a smaller batch lacks.
  *
  * Threads.  A plan may be run from several threads at once, each run with its own workspace and outputs, as long as no
- * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws;
- * but libgomp does print and end the process where the system refuses it a thread.  With num_threads 1, with a
- * parallel_for, and in a forked child it is not asked for any.  The library reads two environment variables, once:
- * ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16; on AArch64 scalar, neon) and ATTNFOLD_NUM_THREADS.
+ * thread updates or destroys it meanwhile.  Different plans are independent.  The library never prints, aborts or throws.
+ * Its threads are one pool for the process, started when a call first asks for them, on CPUs that its thread may use,
+ * and asleep between calls.  The calling thread works too; what others cannot take, because another call has them or the
+ * system refuses to start them, it does itself.  A forked child has a pool of its own.  The library reads two environment
+ * variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, amx_bf16; on AArch64 scalar, neon) and
+ * ATTNFOLD_NUM_THREADS.
  */
 #ifndef ATTNFOLD_ATTNFOLD_H_
 #define ATTNFOLD_ATTNFOLD_H_
@@ -198,7 +200,7 @@ typedef struct attnfold_execution {
   const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16,
                                          amx_bf16 or neon forces the rows of that name; avx512_bf16 and amx_bf16 take the
                                          avx512 rows along for other types */
-  attnfold_parallel_for parallel_for; /* NULL = the library's own threads (OpenMP) */
+  attnfold_parallel_for parallel_for; /* NULL = the library's own threads */
   void* parallel_user;                /* handed to parallel_for */
   attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */
   attnfold_backend backend;           /* where calls run; the fields above but workers and cut_seed are the CPU's alone */

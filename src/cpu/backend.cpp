@@ -1,17 +1,7 @@
 #include "cpu/backend.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <thread>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "cpu/cpu_features.h"
 #include "float_mode.h"
@@ -40,33 +30,9 @@ std::vector<const KernelRow*> make_table() {
   return table;
 }
 
-void call_in_mode(void* phase, int32_t i) {
+void call_in_mode(const Phase& phase, int32_t i) {
   FloatingPointMode mode;
-  const Phase* p = static_cast<const Phase*>(phase);
-  p->body(p->context, i);
-}
-
-/** OpenMP's threads do not survive a fork, and a child that waits for them hangs: it takes fresh
- * threads for each call. */
-bool in_forked_child() {
-  static const pid_t first = getpid();
-  return getpid() != first;
-}
-[[maybe_unused]] const bool kPidIsNoted = (in_forked_child(), true);  // at load, in the parent
-
-/** Each body once, on `num_threads` threads made for this phase, the caller's among them. */
-void run_on_fresh_threads(int32_t num_threads, Phase phase) {
-  std::atomic<int32_t> next{0};
-  const auto take_bodies = [&] {
-    for (int32_t i = next++; i < phase.n; i = next++) call_in_mode(&phase, i);
-  };
-  std::vector<std::thread> threads;
-  try {
-    for (int32_t t = 1; t < num_threads && t < phase.n; ++t) threads.emplace_back(take_bodies);
-  } catch (...) {  // no more threads to be had: those that are there do the work
-  }
-  take_bodies();
-  for (std::thread& t : threads) t.join();
+  phase.body(phase.context, i);
 }
 
 struct Call {
@@ -101,19 +67,12 @@ void run_merge(void* context, int32_t task) {
   call->row->merge(*call->args, {unit, begin, end});
 }
 
-int32_t usable_cpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
-  const unsigned n = std::thread::hardware_concurrency();
-  return n > 0 ? static_cast<int32_t>(n) : 1;
-}
-
 int32_t default_threads() {
   static const int32_t threads = [] {
     const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
     const long n = text ? std::strtol(text, nullptr, 10) : 0;
-    return n >= 1 && n <= 1024 ? static_cast<int32_t>(n) : std::min(usable_cpus(), 1024);
+    return n >= 1 && n <= kMostThreads ? static_cast<int32_t>(n)
+                                       : std::min(usable_cpus(), kMostThreads);
   }();
   return threads;
 }
@@ -182,31 +141,14 @@ Threads threads_of(const attnfold_execution& e) {
 }
 
 void run_parallel(const Threads& threads, std::initializer_list<Phase> phases) {
-  int32_t most = 0;
-  for (const Phase& phase : phases) most = std::max(most, phase.n);
-  if (most <= 1 || (threads.num_threads <= 1 && !threads.parallel_for)) {
+  const auto has_several = [](const Phase& phase) { return phase.n > 1; };
+  if (threads.parallel_for && std::any_of(phases.begin(), phases.end(), has_several)) {
+    const auto call = [](void* phase, int32_t i) { call_in_mode(*static_cast<Phase*>(phase), i); };
     for (Phase phase : phases)
-      for (int32_t i = 0; i < phase.n; ++i) call_in_mode(&phase, i);
+      if (phase.n > 0) threads.parallel_for(threads.user, phase.n, call, &phase);
     return;
   }
-  if (threads.parallel_for) {
-    for (Phase phase : phases)
-      if (phase.n > 0) threads.parallel_for(threads.user, phase.n, call_in_mode, &phase);
-    return;
-  }
-#if defined(_OPENMP)
-  // One team for all phases, and of the same size at each call: libgomp ends the threads that a
-  // smaller team leaves out, and makes new ones for the next.
-  if (!in_forked_child()) {
-#pragma omp parallel num_threads(threads.num_threads)
-    for (Phase phase : phases) {
-#pragma omp for schedule(dynamic, 1)
-      for (int32_t i = 0; i < phase.n; ++i) call_in_mode(&phase, i);
-    }
-    return;
-  }
-#endif
-  for (const Phase& phase : phases) run_on_fresh_threads(threads.num_threads, phase);
+  run_on_pool(threads.parallel_for ? 1 : threads.num_threads, phases, call_in_mode);
 }
 
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {

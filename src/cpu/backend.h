@@ -10,6 +10,7 @@
 #include "attnfold/attnfold.h"
 #include "core/problem.h"
 #include "cpu/kernel_row.h"
+#include "cpu/thread_pool.h"
 #include "plan/schedule.h"
 
 namespace attnfold::cpu {
@@ -24,20 +25,13 @@ std::string why_row_rejects(const KernelRow& row, const Problem& problem);
 /** How threads are had. */
 struct Threads {
   int32_t num_threads;
-  attnfold_parallel_for parallel_for;  // or null: OpenMP
+  attnfold_parallel_for parallel_for;  // or null: the pool
   void* user;
 };
 
 /** What a validated execution asks for: its own number, else ATTNFOLD_NUM_THREADS, else the CPUs
  * that this process may use. */
 Threads threads_of(const attnfold_execution& execution);
-
-/** body(context, i) for i = 0..n-1. */
-struct Phase {
-  int32_t n;
-  void (*body)(void* context, int32_t i);
-  void* context;
-};
 
 /** Runs the bodies of each phase on the threads, a phase after all of the one before it, each body
  * with rounding and flush modes set to the defaults and set back. */

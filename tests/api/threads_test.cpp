@@ -37,7 +37,6 @@ void add_threads(std::set<std::string>* ids) {
 }
 
 TEST(Threads, CallsGoOnWithTheThreadsOfTheFirstOne) {
-  if (!ATTNFOLD_TEST_OPENMP) GTEST_SKIP() << "without OpenMP each call starts threads of its own";
   SmallCall call(
       {{1, 4000}, {4, 600}});  // whose second pass has fewer tasks than there are threads
   const PlanPtr plan = make_plan(call, execution(4, 6));
