@@ -9,6 +9,7 @@
 #include "bench_call.h"
 #include "bench_cuda.h"
 #include "bench_plot.h"
+#include "bench_threads.h"
 #include "bench_workers.h"
 #include "command.h"
 #include "engine.h"
@@ -21,9 +22,8 @@ namespace {
 using nlohmann::json;
 
 struct BenchOptions {
-  std::vector<int> workers;
+  std::vector<int> workers, threads;
   bool quick = false;
-  int32_t threads = 0;
   std::string json_file, svg_file, isa;
   attnfold_backend backend = ATTNFOLD_CPU;
   std::vector<std::string> shapes;
@@ -344,12 +344,32 @@ int32_t default_threads() {
   return threads >= 1 && threads <= 1024 ? threads : num_usable_cpus();
 }
 
+int32_t threads_of(const BenchOptions& options) {
+  return options.threads.empty() ? default_threads() : options.threads.front();
+}
+
 int run_worker_sweep(const BenchOptions& options) {
   try {
-    const int threads = options.threads > 0 ? options.threads : default_threads();
-    const WorkerSweep sweep = sweep_workers(options.workers, threads, options.isa, options.quick);
+    const WorkerSweep sweep =
+        sweep_workers(options.workers, threads_of(options), options.isa, options.quick);
     fmt::print("{}", sweep.text);
     return sweep.same_bits ? kRight : kWrong;
+  } catch (const EngineError& error) {
+    if (error.status == ATTNFOLD_INTERNAL) throw;
+    throw BadInput(error.what());
+  }
+}
+
+int run_thread_sweep(const BenchOptions& options, std::ofstream& file) {
+  try {
+    const ThreadSweep sweep =
+        sweep_threads(options.threads, options.shapes, options.isa, options.quick);
+    fmt::print("{}", sweep.text);
+    if (file.is_open()) {
+      file << sweep.json.dump(2) << "\n";
+      if (!file.flush()) throw BadInput(fmt::format("--json: cannot write {}", options.json_file));
+    }
+    return kRight;
   } catch (const EngineError& error) {
     if (error.status == ATTNFOLD_INTERNAL) throw;
     throw BadInput(error.what());
@@ -371,7 +391,9 @@ int run_bench(const BenchOptions& options) {
         "--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
 #endif
   }
-  if (!options.shapes.empty()) throw BadInput("--shapes: expected with --backend cuda alone");
+  const bool sweeps_threads = options.threads.size() > 1 && options.workers.empty();
+  if (!options.shapes.empty() && !sweeps_threads)
+    throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
   require_isa(options.isa);
   if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file;
@@ -388,11 +410,11 @@ int run_bench(const BenchOptions& options) {
       throw BadInput(
           fmt::format("--svg: expected a file that can be written, got {}", options.svg_file));
   }
+  if (sweeps_threads) return run_thread_sweep(options, file);
   const double foreign_before = foreign_cpu_seconds();
   const auto start = std::chrono::steady_clock::now();
   Progress progress;
-  Measure measure(options.threads > 0 ? options.threads : default_threads(), options.isa,
-                  options.quick ? 0.5 : 3.0, progress);
+  Measure measure(threads_of(options), options.isa, options.quick ? 0.5 : 3.0, progress);
   Results results;
   try {
     results = Bench(measure, options.quick, !options.svg_file.empty()).run();
@@ -441,10 +463,17 @@ void add_bench(CLI::App& app, Command& command) {
       ->delimiter(',')
       ->check(in_range(1, 1024))
       ->type_name("LIST");
-  add_threads_flag(sub, options->threads);
+  sub->add_option(
+         "--threads", options->threads,
+         "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process.  Several numbers: "
+         "instead, a few shapes at each of them")
+      ->delimiter(',')
+      ->check(in_range(1, 1024))
+      ->type_name("LIST");
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);
-  sub->add_option("--shapes", options->shapes, "CUDA: these shapes of the table alone")
+  sub->add_option("--shapes", options->shapes,
+                  "CUDA or several --threads: these shapes of the table alone")
       ->delimiter(',')
       ->type_name("LIST");
   sub->add_option("--json", options->json_file, "Write the results to this file too")

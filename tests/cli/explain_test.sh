@@ -32,6 +32,9 @@ expect 2 '--measured: expected keys and values of one width' explain --model dee
 expect 2 '--measured: expected q, k and v of one type' explain --kv fp8 --measured
 expect 0 '^ +16 .* same$' bench --quick --workers 1,2,16
 expect 2 '--workers' bench --workers 0
+expect 0 '1 x 4096 .* warm +2 ' bench --quick --threads 1,2 --shapes 1x4096
+expect 2 '--shapes: expected some of 16x8192, .*got 7x7' bench --threads 1,2 --shapes 7x7
+expect 2 '--shapes' bench --threads 2 --shapes 1x4096
 
 expect 2 '--model: expected one of llama-2-7b, .*got gpt-9' explain --model gpt-9
 expect 2 '--gpu: expected here or one of a100, .*got tpu' explain --gpu tpu

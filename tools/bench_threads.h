@@ -1,0 +1,19 @@
+// A few decodes and prefills at several numbers of threads.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace attnfold::tools {
+
+struct ThreadSweep {
+  std::string text;
+  nlohmann::json json;
+};
+
+/** `shapes`: names of those to time; none: all. */
+ThreadSweep sweep_threads(const std::vector<int>& threads, const std::vector<std::string>& shapes,
+                          const std::string& isa, bool quick);
+
+}  // namespace attnfold::tools
