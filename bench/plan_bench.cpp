@@ -6,8 +6,10 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "attnfold/attnfold.h"
@@ -118,29 +120,46 @@ BENCHMARK(plan_update_shared)
     ->Args({256, 32768, 1920, 2000})
     ->Unit(benchmark::kMicrosecond);
 
+/** A call of one request that can be run at once. */
+class Ready {
+ public:
+  Ready(const attnfold::check::Spec& spec, int64_t num_threads)
+      : call_(attnfold::check::generate(spec, 1)) {
+    attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+    execution.num_threads = static_cast<int32_t>(num_threads);
+    require_ok(attnfold_plan_create(&call_.problem, &execution, &plan_));
+    const attnfold_lengths lengths = call_.lengths();
+    require_ok(attnfold_plan_update(plan_, &lengths, nullptr));
+    workspace_ = attnfold::check::Buffer(attnfold_plan_workspace_bytes(plan_));
+    tensors_ = call_.tensors();
+    tensors_.o = o_.data();
+    tensors_.lse = lse_.data();
+  }
+  Ready(const Ready&) = delete;
+  Ready& operator=(const Ready&) = delete;
+  ~Ready() { attnfold_plan_destroy(plan_); }
+
+  void run() {
+    require_ok(attnfold_plan_run(plan_, &tensors_, workspace_.data(), workspace_.size(), nullptr));
+    benchmark::DoNotOptimize(lse_.data());
+  }
+
+ private:
+  Call call_;
+  attnfold_plan* plan_ = nullptr;
+  attnfold::check::Buffer o_ = attnfold::check::Buffer(32 * 128 * 4), workspace_;
+  std::vector<float> lse_ = std::vector<float>(32);
+  attnfold_tensors tensors_;
+};
+
 /** A whole layer's call of one head and 16 keys: threads are woken, little else. */
 void tiny_run(benchmark::State& state) {
   attnfold::check::Spec spec;
   spec.problem.head_dim_qk = spec.problem.head_dim_vo = 64;
   spec.qo_len = {1};
   spec.kv_len = {16};
-  const Call call = attnfold::check::generate(spec, 1);
-  attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
-  execution.num_threads = static_cast<int32_t>(state.range(0));
-  attnfold_plan* plan = nullptr;
-  require_ok(attnfold_plan_create(&call.problem, &execution, &plan));
-  const attnfold_lengths lengths = call.lengths();
-  require_ok(attnfold_plan_update(plan, &lengths, nullptr));
-  attnfold::check::Buffer o(64 * 4), workspace(attnfold_plan_workspace_bytes(plan));
-  attnfold_tensors tensors = call.tensors();
-  float lse = 0;
-  tensors.o = o.data();
-  tensors.lse = &lse;
-  for (auto _ : state) {
-    require_ok(attnfold_plan_run(plan, &tensors, workspace.data(), workspace.size(), nullptr));
-    benchmark::DoNotOptimize(lse);
-  }
-  attnfold_plan_destroy(plan);
+  Ready ready(spec, state.range(0));
+  for (auto _ : state) ready.run();
 }
 BENCHMARK(tiny_run)
     ->ArgName("threads")
@@ -148,6 +167,33 @@ BENCHMARK(tiny_run)
     ->Arg(2)
     ->Unit(benchmark::kMicrosecond)
     ->UseRealTime();
+
+/** One decode of 4096 keys, 32/8 heads in bf16, after its threads had nothing to do for so long. */
+void run_after_pause(benchmark::State& state) {
+  attnfold::check::Spec spec;
+  spec.problem.qo_heads = 32;
+  spec.problem.kv_heads = 8;
+  spec.problem.q_dtype = spec.problem.kv_dtype = spec.problem.o_dtype = ATTNFOLD_BF16;
+  spec.qo_len = {1};
+  spec.kv_len = {4096};
+  Ready ready(spec, state.range(0));
+  for (auto _ : state) {
+    if (state.range(1) > 0) std::this_thread::sleep_for(std::chrono::microseconds(state.range(1)));
+    const auto start = std::chrono::steady_clock::now();
+    ready.run();
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    state.SetIterationTime(time.count());
+  }
+}
+BENCHMARK(run_after_pause)
+    ->ArgNames({"threads", "pause_us"})
+    ->Args({1, 0})
+    ->Args({2, 0})
+    ->Args({2, 200})
+    ->Args({2, 1000})
+    ->Unit(benchmark::kMicrosecond)
+    ->UseManualTime()
+    ->MeasureProcessCPUTime();
 
 }  // namespace
 

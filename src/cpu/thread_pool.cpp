@@ -22,8 +22,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // How long a thread looks for what it waits for before it sleeps: inside a call, and for its next
-// call.  To wake a sleeper costs its waker a few microseconds, and the sleeper 20 to 60.
-constexpr std::chrono::microseconds kSpinInCall{100}, kSpinBetweenCalls{20};
+// call.  To wake a sleeper costs its waker a few microseconds, and the sleeper 20 to 60.  It does
+// not look at all where threads are more than CPUs: one that does work may wait for its place. (Nor
+// does it yield: it would get its CPU back when another process has had it for milliseconds.)
+using Time = std::chrono::microseconds;
+constexpr Time kSpinInCall{100}, kSpinBetweenCalls{20};
 
 // After the system has refused a thread, how long not to ask again.
 constexpr std::chrono::seconds kRefusal{1};
@@ -54,6 +57,7 @@ struct Job {
   std::span<const Phase> phases;
   void (*call)(const Phase& phase, int32_t i);
   int cpu;  // of the caller
+  bool spins;
 
   // Under the pool's lock:
   Worker* team = nullptr;
@@ -65,6 +69,7 @@ struct Job {
   alignas(64) Word num_done{0};
   Word num_sleeping{0};  // until a phase is done
 
+  Time spin_time() const { return spins ? kSpinInCall : Time{0}; }
   void wake_team();
   void work();
   void wait_until_done(uint32_t bodies);
@@ -113,7 +118,7 @@ void Job::work() {
 }
 
 void Job::wait_until_done(uint32_t bodies) {
-  if (spin_until([&] { return num_done.load(std::memory_order_acquire) >= bodies; }, kSpinInCall))
+  if (spin_until([&] { return num_done.load(std::memory_order_acquire) >= bodies; }, spin_time()))
     return;
   num_sleeping.fetch_add(1);
   for (uint32_t now = num_done.load(); now < bodies; now = num_done.load())
@@ -126,14 +131,16 @@ void* worker_main(void* argument) {
   const auto is_not = [&self](uint32_t word) {
     return [&self, word] { return self.word.load(std::memory_order_relaxed) != word; };
   };
+  bool spins = true;
   for (;;) {
-    spin_until(is_not(kDone), kSpinInCall);
-    spin_until(is_not(kIdle), kSpinBetweenCalls);
+    if (spins) spin_until(is_not(kDone), kSpinInCall);
+    if (spins) spin_until(is_not(kIdle), kSpinBetweenCalls);
     uint32_t word = self.word.load();
     if (word == kDone || word == kIdle) self.word.compare_exchange_strong(word, kAsleep);
     while ((word = self.word.load()) == kAsleep) sleep_while(self.word, kAsleep);
     if (word == kEnding) return nullptr;
     if (word != kGiven || !self.word.compare_exchange_strong(word, kWorking)) continue;
+    spins = self.job->spins;
     self.job->wake_team();
     self.job->work();
     if (self.word.exchange(kDone) == kAwaited) wake(self.word);  // the job may be gone
@@ -221,14 +228,14 @@ void find_team(Job* job, int32_t num_workers, int32_t num_threads) {
 }
 
 /** Returns when the thread does not have its job any more. */
-void take_back(Worker* worker) {
+void take_back(Worker* worker, Time spin_time) {
   uint32_t word = kGiven;
   if (worker->word.compare_exchange_strong(word, kIdle)) return;
   const auto has_left = [worker] {
     const uint32_t word = worker->word.load(std::memory_order_acquire);
     return word != kWorking && word != kAwaited;
   };
-  if (!spin_until(has_left, kSpinInCall)) {
+  if (!spin_until(has_left, spin_time)) {
     word = kWorking;
     worker->word.compare_exchange_strong(word, kAwaited);
     while (!has_left()) sleep_while(worker->word, kAwaited);
@@ -247,7 +254,8 @@ void dismiss_team(Job* job) {
       break;
     }
   }
-  for (Worker* worker = job->team; worker != nullptr; worker = worker->next) take_back(worker);
+  for (Worker* worker = job->team; worker != nullptr; worker = worker->next)
+    take_back(worker, job->spin_time());
   const std::lock_guard lock(s.mutex);
   while (Worker* worker = job->team) {
     job->team = worker->next;
@@ -301,7 +309,8 @@ void run_on_pool(int32_t num_threads, std::span<const Phase> phases,
       for (int32_t i = 0; i < phase.n; ++i) call(phase, i);
     return;
   }
-  Job job{phases, call, sched_getcpu()};
+  static const int32_t num_cpus = usable_cpus();
+  Job job{phases, call, sched_getcpu(), num_workers < num_cpus};
   find_team(&job, num_workers, num_threads);
   job.wake_team();
   job.work();

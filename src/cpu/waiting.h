@@ -1,8 +1,6 @@
 // Waiting for another thread: first awake, then asleep.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -52,7 +50,6 @@ bool spin_until(Done done, std::chrono::microseconds time) {
 #endif
       if (done()) return true;
     }
-    sched_yield();  // to a thread that has work: there may be more threads than CPUs
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }
