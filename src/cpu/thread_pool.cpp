@@ -14,6 +14,7 @@
 #include <new>
 #include <thread>
 
+#include "cpu/places.h"
 #include "cpu/waiting.h"
 
 namespace attnfold::cpu {
@@ -26,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 // not look at all where threads are more than CPUs: one that does work may wait for its place. (Nor
 // does it yield: it would get its CPU back when another process has had it for milliseconds.)
 using Time = std::chrono::microseconds;
-constexpr Time kSpinInCall{100}, kSpinBetweenCalls{20};
+constexpr Time kSpinInCall{500}, kSpinBetweenCalls{20};
 
 // After the system has refused a thread, how long not to ask again.
 constexpr std::chrono::seconds kRefusal{1};
@@ -50,14 +51,14 @@ struct alignas(64) Worker {
   Worker* next;         // in the list of idle threads, or in that of a job
   Worker* next_asleep;  // of those that a job has to wake
   pthread_t thread;
-  int keeps_off;  // this CPU; -1: none
+  std::atomic<int> cpu;  // where it was last, or is to wake; -1: anywhere
 };
 
 struct Job {
   std::span<const Phase> phases;
   void (*call)(const Phase& phase, int32_t i);
-  int cpu;  // of the caller
   bool spins;
+  Places places;
 
   // Under the pool's lock:
   Worker* team = nullptr;
@@ -75,17 +76,11 @@ struct Job {
   void wait_until_done(uint32_t bodies);
 };
 
-/**
- * Some schedulers put a thread that is woken on the CPU of its waker, to keep others idle, and
- * leave it there in the queue until the waker has done all of the call alone.
- */
-void keep_off(Worker* worker, int cpu) {
-  if (worker->keeps_off == cpu) return;
-  worker->keeps_off = cpu;
-  cpu_set_t others;
-  if (sched_getaffinity(0, sizeof(others), &others) != 0) return;
-  CPU_CLR(cpu, &others);
-  if (CPU_COUNT(&others) > 0) pthread_setaffinity_np(worker->thread, sizeof(others), &others);
+cpu_set_t only(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return set;
 }
 
 /** Threads that were woken help: to wake 15 alone takes longer than they need for each other. */
@@ -94,6 +89,10 @@ void Job::wake_team() {
   while (worker != nullptr) {
     if (!asleep.compare_exchange_weak(worker, worker->next_asleep, std::memory_order_acquire))
       continue;
+    if (const int cpu = worker->cpu; places.known() && cpu >= 0) {
+      const cpu_set_t there = only(cpu);
+      pthread_setaffinity_np(worker->thread, sizeof(there), &there);
+    }
     wake(worker->word);
     worker = asleep.load(std::memory_order_acquire);
   }
@@ -131,18 +130,27 @@ void* worker_main(void* argument) {
   const auto is_not = [&self](uint32_t word) {
     return [&self, word] { return self.word.load(std::memory_order_relaxed) != word; };
   };
-  bool spins = true;
+  bool spins = true, has_slept = true;
   for (;;) {
     if (spins) spin_until(is_not(kDone), kSpinInCall);
     if (spins) spin_until(is_not(kIdle), kSpinBetweenCalls);
     uint32_t word = self.word.load();
     if (word == kDone || word == kIdle) self.word.compare_exchange_strong(word, kAsleep);
-    while ((word = self.word.load()) == kAsleep) sleep_while(self.word, kAsleep);
+    while ((word = self.word.load()) == kAsleep) {
+      has_slept = true;
+      sleep_while(self.word, kAsleep);
+    }
     if (word == kEnding) return nullptr;
     if (word != kGiven || !self.word.compare_exchange_strong(word, kWorking)) continue;
-    spins = self.job->spins;
     self.job->wake_team();
+    if (has_slept && self.job->places.known()) {
+      const cpu_set_t& allowed = self.job->places.allowed();
+      sched_setaffinity(0, sizeof(allowed), &allowed);
+    }
+    has_slept = false;
+    spins = self.job->spins;
     self.job->work();
+    self.cpu = sched_getcpu();
     if (self.word.exchange(kDone) == kAwaited) wake(self.word);  // the job may be gone
   }
 }
@@ -174,14 +182,21 @@ Worker* start_worker(Job* job, int32_t num_threads) {
   Worker* worker = &g_workers[s.num_workers];
   worker->word = kGiven;
   worker->job = job;
-  worker->keeps_off = -1;
+  worker->cpu = job->places.take_any();
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return nullptr;
+  if (worker->cpu >= 0) {
+    const cpu_set_t there = only(worker->cpu);
+    pthread_attr_setaffinity_np(&attributes, sizeof(there), &there);
+  }
   // The host's signals are for the host's threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   const bool started =
-      g_follows_forks && pthread_create(&worker->thread, nullptr, worker_main, worker) == 0;
+      g_follows_forks && pthread_create(&worker->thread, &attributes, worker_main, worker) == 0;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
   if (!started) {
     s.ask_again = Clock::now() + kRefusal;
     return nullptr;
@@ -205,24 +220,40 @@ bool give(Worker* worker, Job* job) {
 void find_team(Job* job, int32_t num_workers, int32_t num_threads) {
   Shared& s = g_shared;
   const std::lock_guard lock(s.mutex);
+  // Those that are awake keep their CPUs, so they come first.
+  Worker* awake = nullptr;
   Worker* asleep = nullptr;
-  for (; num_workers > 0 && s.idle != nullptr; --num_workers) {
+  int32_t missing = num_workers;
+  for (; missing > 0 && s.idle != nullptr; --missing) {
     Worker* worker = s.idle;
     s.idle = worker->next;
-    if (!give(worker, job)) continue;
-    keep_off(worker, job->cpu);
-    worker->next_asleep = asleep;
-    asleep = worker;
+    Worker** list = worker->word.load(std::memory_order_relaxed) == kAsleep ? &asleep : &awake;
+    worker->next = *list;
+    *list = worker;
   }
-  job->asleep.store(asleep, std::memory_order_release);
-  for (; num_workers > 0; --num_workers) {
+  if (asleep != nullptr || missing > 0) job->places.begin(num_workers + 1);
+  for (Worker* worker = awake; worker != nullptr; worker = worker->next)
+    job->places.take(worker->cpu);
+  for (Worker* worker = asleep; worker != nullptr; worker = worker->next)
+    if (!job->places.take(worker->cpu)) worker->cpu = job->places.take_any();
+  Worker* to_wake = nullptr;
+  for (Worker* list : {asleep, awake}) {
+    while (Worker* worker = list) {
+      list = worker->next;
+      if (!give(worker, job)) continue;
+      worker->next_asleep = to_wake;
+      to_wake = worker;
+    }
+  }
+  job->asleep.store(to_wake, std::memory_order_release);
+  for (; missing > 0; --missing) {
     Worker* worker = start_worker(job, num_threads);
     if (worker == nullptr) break;
     worker->next = job->team;
     job->team = worker;
   }
-  job->missing = num_workers;
-  if (num_workers == 0) return;
+  job->missing = missing;
+  if (missing == 0) return;
   job->next = s.short_of_threads;
   s.short_of_threads = job;
 }
@@ -310,7 +341,7 @@ void run_on_pool(int32_t num_threads, std::span<const Phase> phases,
     return;
   }
   static const int32_t num_cpus = usable_cpus();
-  Job job{phases, call, sched_getcpu(), num_workers < num_cpus};
+  Job job{phases, call, num_workers < num_cpus, {}};
   find_team(&job, num_workers, num_threads);
   job.wake_team();
   job.work();
