@@ -12,8 +12,12 @@
 //     last perhaps a prefix;
 //   of the row set that it begins: the row, which is its whole super-chunks, folded, if any; then
 //     the started super-chunk after them, if any.
+//
+// Where a machine has a kernel for many rows, requests with many are cut into tiles of kTileRows
+// rows instead.  A tile is never cut; (tile, kv head) pairs are dealt to blocks, longest first.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/fold.h"
@@ -40,10 +44,13 @@ struct RangeShape {
   int32_t group_size;
   int32_t set_rows;
   int32_t num_ranges;
-  uint64_t cut_seed;  // 0: balanced cuts
+  uint64_t cut_seed;        // 0: balanced cuts
+  int32_t tile_blocks = 0;  // blocks that take tiles; 0: there are no tiles
+  int32_t kv_heads = 1;
 };
 
 constexpr int32_t kMaxSetRows = 16;
+constexpr int32_t kTileRows = 128;
 
 /** Rows of a set: a token's, where every request has one new token. */
 ATTNFOLD_HD constexpr int32_t choose_set_rows(int32_t group_size, bool only_decodes) {
@@ -109,6 +116,9 @@ struct RangeSchedule {
   RangePlace* places;  // [num_ranges + 1]
   Range* ranges;       // [num_ranges]
   SharedSet* shared;   // [num_ranges], those with a set first
+  int32_t* num_tiles = nullptr;
+  RowSet* tiles = nullptr;  // [2 * max_tiles], longest first; the second half is the planner's own
+  int32_t max_tiles = 0;
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -163,6 +173,10 @@ ATTNFOLD_HD inline int32_t num_row_sets(const RangeShape& shape, int32_t qo_len)
   return static_cast<int32_t>(
       (static_cast<int64_t>(qo_len) * shape.group_size + shape.set_rows - 1) / shape.set_rows);
 }
+ATTNFOLD_HD inline int32_t num_tiles(const RangeShape& shape, int32_t qo_len) {
+  return static_cast<int32_t>((static_cast<int64_t>(qo_len) * shape.group_size + kTileRows - 1) /
+                              kTileRows);
+}
 
 /** Keys that some of the set's rows see, and perhaps a few between. */
 ATTNFOLD_HD inline VisibleKeys seen_by_any(const RangeShape& shape, const Mask& mask,
@@ -172,15 +186,15 @@ ATTNFOLD_HD inline VisibleKeys seen_by_any(const RangeShape& shape, const Mask& 
   return visible_keys(mask, RequestShape{s.kv_len - s.position, s.kv_len}, first, last - first + 1);
 }
 
-/** Row set `index` of a request; `start` is left 0. */
-ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, const Mask& mask, int32_t request,
-                                        int32_t q_token, int32_t qo_len, int32_t kv_len,
-                                        int32_t index) {
-  const int32_t rows = qo_len * shape.group_size, begin = index * shape.set_rows;
+/** Set `index` of a request's rows, `set_rows` to a set; `start` is left 0. */
+ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, int32_t set_rows, const Mask& mask,
+                                        int32_t request, int32_t q_token, int32_t qo_len,
+                                        int32_t kv_len, int32_t index) {
+  const int32_t rows = qo_len * shape.group_size, begin = index * set_rows;
   RowSet s{};
   s.request = request;
   s.row_begin = begin;
-  s.num_rows = rows - begin < shape.set_rows ? rows - begin : shape.set_rows;
+  s.num_rows = rows - begin < set_rows ? rows - begin : set_rows;
   s.q_token = q_token;
   s.position = kv_len - qo_len;
   s.kv_len = kv_len;
@@ -197,6 +211,56 @@ ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, const Mask& mas
   s.num_leaves = s.sink_leaves + leaf_end - s.leaf_begin;
   return s;
 }
+
+// ------------------------------------------------------------------------------------------------
+// tiles
+
+/** What tiles would cost: about so many leaves in all, and in the longest one. */
+struct TileLoad {
+  int64_t leaves;
+  int32_t longest;
+};
+
+constexpr int32_t kNoTiles = 0x7fffffff;
+
+/** Rows of a request above which it may take tiles. */
+ATTNFOLD_HD inline int32_t fewest_tile_rows(const RangeShape& shape) {
+  if (shape.tile_blocks == 0) return kNoTiles;
+  if (shape.cut_seed != 0) return static_cast<int32_t>(shape.cut_seed % (2 * kTileRows));
+  return 2 * shape.set_rows;
+}
+
+/** Of one request, if it takes tiles. */
+ATTNFOLD_HD_LARGE inline TileLoad tile_load(const RangeShape& shape, const Mask& mask,
+                                            int32_t qo_len, int32_t kv_len) {
+  if (qo_len * shape.group_size <= fewest_tile_rows(shape)) return {0, 0};
+  const int32_t tiles = num_tiles(shape, qo_len);
+  const int32_t middle =
+      row_set(shape, kTileRows, mask, 0, 0, qo_len, kv_len, tiles / 2).num_leaves;
+  const int32_t last = row_set(shape, kTileRows, mask, 0, 0, qo_len, kv_len, tiles - 1).num_leaves;
+  return {static_cast<int64_t>(tiles) * middle, middle > last ? middle : last};
+}
+
+/**
+ * Rows above which requests of a batch take tiles.  A tile is one block's from end to end: where
+ * tiles are too few to fill the machine, a request that ranges can spread over all of it is sooner
+ * done that way, unless it has very many rows.
+ */
+ATTNFOLD_HD inline int32_t tile_limit(const RangeShape& shape, const TileLoad& load) {
+  const int32_t few = fewest_tile_rows(shape);
+  if (few == kNoTiles || shape.cut_seed != 0) return few;
+  if (2 * load.leaves * shape.kv_heads >= static_cast<int64_t>(load.longest) * shape.tile_blocks)
+    return few;
+  // 16 rows and a leaf take one multiprocessor 2.1 us, and so do a tile and a leaf.
+  const int32_t many = 16 * shape.tile_blocks / shape.kv_heads;
+  return many > few ? many : few;
+}
+
+/** Tiles are sorted so many at a time. */
+constexpr int32_t kTileSegment = 4096;
+
+// ------------------------------------------------------------------------------------------------
+// places on the line
 
 /** The row set that holds place `at` of the line, `at` < all leaves. */
 ATTNFOLD_HD inline int32_t set_at(const RowSet* sets, int32_t num_sets, int32_t at) {
@@ -371,16 +435,36 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
                                  const int32_t* qo_indptr, const int32_t* kv_len,
                                  RangeSchedule* out) {
   RangeCounts n{};
+  TileLoad load{};
+  for (int32_t r = 0; r < batch; ++r) {
+    const TileLoad one = tile_load(shape, mask, qo_indptr[r + 1] - qo_indptr[r], kv_len[r]);
+    load.leaves += one.leaves;
+    load.longest = one.longest > load.longest ? one.longest : load.longest;
+  }
+  const int32_t limit = tile_limit(shape, load);
+  int32_t tiles = 0;
   for (int32_t r = 0; r < batch; ++r) {
     const int32_t qo_len = qo_indptr[r + 1] - qo_indptr[r];
+    if (qo_len * shape.group_size > limit) {
+      for (int32_t i = 0; i < num_tiles(shape, qo_len); ++i) {
+        out->tiles[tiles++] =
+            row_set(shape, kTileRows, mask, r, qo_indptr[r], qo_len, kv_len[r], i);
+      }
+      continue;
+    }
     for (int32_t i = 0; i < num_row_sets(shape, qo_len); ++i) {
-      RowSet s = row_set(shape, mask, r, qo_indptr[r], qo_len, kv_len[r], i);
+      RowSet s = row_set(shape, shape.set_rows, mask, r, qo_indptr[r], qo_len, kv_len[r], i);
       s.start = n.leaves;
       out->sets[s.num_leaves > 0 ? n.sets++ : out->max_sets - 1 - n.empty_sets++] = s;
       n.leaves += s.num_leaves;
     }
   }
   *out->counts = n;
+  if (out->num_tiles) *out->num_tiles = tiles;
+  for (int32_t begin = 0; begin < tiles; begin += kTileSegment) {
+    std::stable_sort(out->tiles + begin, out->tiles + std::min(tiles, begin + kTileSegment),
+                     [](const RowSet& x, const RowSet& y) { return x.num_leaves > y.num_leaves; });
+  }
   CutRule rule{};
   for (int index = 0; index < kCutRules; ++index) {
     rule = cut_rule(out->sets, n, shape, index);

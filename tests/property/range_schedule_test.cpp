@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -18,20 +19,26 @@ struct Planned {
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
+  int32_t num_tiles = 0;
+  std::vector<RowSet> tiles;
   RangeShape shape{};
   Mask mask;
   std::vector<int32_t> qo_indptr{0}, kv_len;
 
-  explicit Planned(std::mt19937_64& rng) {
+  /** Of short requests, or of such as take tiles. */
+  explicit Planned(std::mt19937_64& rng, int32_t tile_blocks = 0) {
     const auto below = [&](uint64_t n) { return static_cast<int32_t>(rng() % n); };
     shape = {1 + below(17), 1 + below(16), 1 + below(300), rng() % 3 ? 0 : rng()};
+    shape.tile_blocks = tile_blocks;
+    shape.kv_heads = 1 + below(8);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
     if (below(4) == 0) mask.sink_tokens = below(600);
     if (below(5) == 0) mask.attention_chunk = 1 + below(3000);
     const int32_t batch = below(40), longest = below(3) ? 3000 : 100000;
     for (int32_t r = 0; r < batch; ++r) {
-      qo_indptr.push_back(qo_indptr.back() + below(4));
+      const bool is_long = tile_blocks > 0 && below(2);
+      qo_indptr.push_back(qo_indptr.back() + below(is_long ? 900 : 4));
       kv_len.push_back(below(static_cast<uint64_t>(longest)));
     }
     const int32_t max_sets = batch + qo_indptr.back() * shape.group_size / shape.set_rows + 1;
@@ -39,8 +46,10 @@ struct Planned {
     places.resize(static_cast<size_t>(shape.num_ranges) + 1);
     ranges.resize(static_cast<size_t>(shape.num_ranges));
     shared.resize(static_cast<size_t>(shape.num_ranges));
-    RangeSchedule schedule{&counts,       &num_shared,   sets.data(),  max_sets,
-                           places.data(), ranges.data(), shared.data()};
+    const int32_t max_tiles = batch + qo_indptr.back() * shape.group_size / kTileRows;
+    tiles.resize(static_cast<size_t>(2 * max_tiles));
+    RangeSchedule schedule{&counts,       &num_shared,   sets.data(), max_sets,     places.data(),
+                           ranges.data(), shared.data(), &num_tiles,  tiles.data(), max_tiles};
     build_range_schedule(shape, mask, batch, qo_indptr.data(), kv_len.data(), &schedule);
   }
 };
@@ -129,6 +138,38 @@ TEST_P(RangeSchedules, StatesAreNumberedAsTheyAreLeftBehind) {
           << seed;
     }
   }
+}
+
+/** Rows are in tiles or in sets: each once, all of a request's in one kind, tiles longest first. */
+TEST_P(RangeSchedules, EveryRowIsInOneTileOrSet) {
+  int32_t with_tiles = 0;
+  for (int round = 0; round < 100; ++round) {
+    const int seed = GetParam() * 1000 + 500 + round;
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const Planned p(rng, 1 + static_cast<int32_t>(rng() % 132));
+    std::vector<int32_t> in_tiles(p.kv_len.size()), in_sets(p.kv_len.size());
+    for (int32_t i = 0; i < p.num_tiles; ++i) {
+      const RowSet& tile = p.tiles[static_cast<size_t>(i)];
+      ASSERT_EQ(tile.row_begin % kTileRows, 0) << seed;
+      ASSERT_LE(tile.num_rows, kTileRows) << seed;
+      in_tiles[static_cast<size_t>(tile.request)] += tile.num_rows;
+      if (i % kTileSegment > 0) {
+        ASSERT_LE(tile.num_leaves, p.tiles[static_cast<size_t>(i) - 1].num_leaves) << seed;
+      }
+    }
+    const auto count = [&](const RowSet& set) {
+      in_sets[static_cast<size_t>(set.request)] += set.num_rows;
+    };
+    std::for_each_n(p.sets.begin(), p.counts.sets, count);
+    std::for_each_n(p.sets.rbegin(), p.counts.empty_sets, count);
+    for (size_t r = 0; r < p.kv_len.size(); ++r) {
+      const int32_t rows = (p.qo_indptr[r + 1] - p.qo_indptr[r]) * p.shape.group_size;
+      ASSERT_EQ(in_tiles[r] + in_sets[r], rows) << seed << ", request " << r;
+      ASSERT_TRUE(in_tiles[r] == 0 || in_sets[r] == 0) << seed << ", request " << r;
+    }
+    with_tiles += p.num_tiles > 0;
+  }
+  EXPECT_GT(with_tiles, 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RangeSchedules, ::testing::Range(0, 8));

@@ -1,0 +1,49 @@
+// Attention of many rows: prefill and chunked prefill.  bf16 and fp16, tensor cores of sm_90a.
+//
+// A block takes tiles of 128 rows of one request and kv head, one after the other, and all leaves
+// that they see.  Four warpgroups, for rows R = 128 in two halves and head dim D:
+//   loads       K, V   global -> shared    2 * 128 * D * 2 bytes a leaf, by the copy engine
+//   scores x 2  S      [64, 128] registers one half each: S = Q K^T, P = 2^(c S - m), m and l
+//               P      [64, 128] shared    16-bit
+//   values      O      [64, D] registers   P V from nothing, then folded: leaf into super-chunk
+//               total  [128, D] in memory  super-chunks folded, once in 16 leaves
+// Of a leaf's 4 * 128 * 128 * D operations none waits for the fold: products of the next leaf begin
+// while P of this one is made, and values fold one half while scores multiply.
+//
+// The bits are those of the small-row kernel (cuda/attend_small.cuh): the same k order, maximum,
+// exponent, row sum and rounding of P, and one matrix instruction or another is the same to the
+// last bit.
+#pragma once
+
+#include "cuda/large_loader.cuh"
+#include "cuda/large_scores.cuh"
+#include "cuda/large_values.cuh"
+
+namespace attnfold::cuda {
+
+template <class Shape, class T>
+__global__ void __launch_bounds__(kLargeThreads, 1)
+    attend_large(const __grid_constant__ LargeArgs args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const uint32_t shared = shared_address(memory);
+  init_large<Shape>(shared);
+  const int group = static_cast<int>(uniform(threadIdx.x / kWarpgroup)),
+            warp = static_cast<int>(uniform(threadIdx.x / 32 % 4)),
+            lane = static_cast<int>(threadIdx.x % 32);
+  wait_for_previous_kernels();
+  let_next_kernel_start();
+  if (group == kLoadsGroup) {
+    give_registers<kLoadsRegisters>();
+    load_large<Shape>(args, shared, warp, lane);
+  } else if (group == kValuesGroup) {
+    take_registers<kValuesRegisters>();
+    ValueGroup<Shape, T>(args, shared, warp, lane).run();
+  } else {
+    take_registers<kScoresRegisters>();
+    ScoreGroup<Shape, T>(args, shared, group, warp, lane).run();
+  }
+#endif
+}
+
+}  // namespace attnfold::cuda
