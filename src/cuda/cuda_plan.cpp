@@ -10,6 +10,8 @@
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "cuda/plan_kernel.h"
+#include "cuda/side_stream.h"
+#include "cuda/tensor_map.h"
 #include "plan/hash.h"
 #include "plan/validate.h"
 
@@ -39,7 +41,7 @@ Status kv_steps(const char* name, const View<const char>& view, bool ragged, int
 struct HostSchedule {
   RangeCounts counts;
   int32_t num_shared;
-  std::vector<RowSet> sets;
+  std::vector<RowSet> sets, tiles;
   std::vector<RangePlace> places;
 };
 
@@ -57,9 +59,13 @@ class CudaPlan final : public AnyPlan {
 
  private:
   Status choose_kernel();
+  Status choose_large_kernel();
   Status reserve(const attnfold_execution& execution);
   Status load_kernels();
   int64_t max_leaves() const;
+  Status large_args(const AttendArgs& args, LargeArgs* out) const;
+  Status launch_both(const AttendArgs& args, cudaLaunchConfig_t config) const;
+  Status launch_small(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
   Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
   Status check_updated() const;
   Status read_schedule(HostSchedule* out) const;
@@ -68,12 +74,14 @@ class CudaPlan final : public AnyPlan {
   Problem problem_;
   const KernelRow* row_ = nullptr;
   SmallKernel small_{};
+  LargeKernel large_{};  // dim = 0: none
   KernelList kernels_{};
   int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
+  std::unique_ptr<SideStream> side_;  // where the large-row kernel runs beside the others
   DeviceMemory memory_;
   RangeSchedule schedule_{};
-  size_t workspace_bytes_ = 0;
+  size_t workspace_bytes_ = 0, states_floats_ = 0;
 
   bool updated_ = false;
   Lengths lengths_{};  // page tables on the device, the caller's
@@ -85,6 +93,7 @@ Status CudaPlan::create(const attnfold_problem* problem, const attnfold_executio
   ATTNFOLD_RETURN_IF_ERROR(choose_device(execution, &device_));
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_ERROR(choose_kernel());
+  ATTNFOLD_RETURN_IF_ERROR(choose_large_kernel());
   ATTNFOLD_RETURN_IF_ERROR(reserve(execution));
   return load_kernels();
 }
@@ -117,6 +126,26 @@ Status CudaPlan::choose_kernel() {
   return {};
 }
 
+/** The large-row kernel, where a call may have many rows and the problem is one that it serves; the
+ * small-row kernel has the same bits, and answers everything else. */
+Status CudaPlan::choose_large_kernel() {
+  const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
+  const bool plain_scores = problem_.softcap == 0.0f && problem_.score_scale > 0.0f;
+  const bool boxes = problem_.ragged || problem_.page_size % kBoxKeys == 0;
+  if (only_decodes || !plain_scores || !boxes || given_.max_kv_len == 0 || !has_tensor_maps())
+    return {};
+  const LargeKernelList list =
+      row_->dtype == DType::bf16 ? large_kernels_bf16() : large_kernels_f16();
+  for (int32_t i = 0; i < list.count; ++i) {
+    if (list.large[i].dim != problem_.head_dim_vo) continue;
+    // Only its machine code for sm_90a has a body.
+    cudaFuncAttributes attributes;
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, list.large[i].attend));
+    if (attributes.ptxVersion >= 90) large_ = list.large[i];
+  }
+  return {};
+}
+
 /** Leaves that the rows of one row set may see. */
 int64_t CudaPlan::max_leaves() const {
   const int64_t all = (static_cast<int64_t>(given_.max_kv_len) + kLeaf - 1) / kLeaf;
@@ -136,6 +165,13 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
                                             : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
+  shape_.kv_heads = problem_.kv_heads;
+  if (large_.dim > 0) {
+    shape_.tile_blocks =
+        execution.num_workers ? std::min(execution.num_workers, num_sms_) : num_sms_;
+    side_ = std::make_unique<SideStream>();
+    ATTNFOLD_RETURN_IF_ERROR(side_->create(device_));
+  }
   const int64_t max_sets =
       static_cast<int64_t>(given_.max_batch) +
       static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
@@ -148,8 +184,10 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   if (state_rows > INT32_MAX)
     return invalid("max_kv_len", "maxima whose states can be counted in 31 bits",
                    given_.max_kv_len);
-  workspace_bytes_ =
-      static_cast<size_t>(state_rows) * static_cast<size_t>(state_pitch(problem_)) * sizeof(float);
+  states_floats_ = static_cast<size_t>(state_rows) * static_cast<size_t>(state_pitch(problem_));
+  workspace_bytes_ = (states_floats_ + static_cast<size_t>(shape_.tile_blocks) *
+                                           static_cast<size_t>(tile_total_floats(large_.dim))) *
+                     sizeof(float);
 
   size_t bytes = 0;
   const auto place = [&](size_t size) {
@@ -162,6 +200,12 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   const size_t places = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace));
   const size_t ranges = place(static_cast<size_t>(shape_.num_ranges) * sizeof(Range));
   const size_t shared = place(static_cast<size_t>(shape_.num_ranges) * sizeof(SharedSet));
+  const int64_t max_tiles = shape_.tile_blocks == 0 ? 0
+                                                    : static_cast<int64_t>(given_.max_batch) +
+                                                          static_cast<int64_t>(given_.max_qo_rows) *
+                                                              shape_.group_size / kTileRows;
+  const size_t num_tiles = place(sizeof(int32_t));
+  const size_t tiles = place(static_cast<size_t>(2 * max_tiles) * sizeof(RowSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
   char* base = memory_.data();
@@ -169,7 +213,8 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
       reinterpret_cast<RangeCounts*>(base + counts), reinterpret_cast<int32_t*>(base + num_shared),
       reinterpret_cast<RowSet*>(base + sets),        static_cast<int32_t>(max_sets),
       reinterpret_cast<RangePlace*>(base + places),  reinterpret_cast<Range*>(base + ranges),
-      reinterpret_cast<SharedSet*>(base + shared)};
+      reinterpret_cast<SharedSet*>(base + shared),   reinterpret_cast<int32_t*>(base + num_tiles),
+      reinterpret_cast<RowSet*>(base + tiles),       static_cast<int32_t>(max_tiles)};
   return {};
 }
 
@@ -181,6 +226,10 @@ Status CudaPlan::load_kernels() {
   };
   ATTNFOLD_RETURN_IF_CUDA_ERROR(set(small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(small_.shared_bytes)));
+  if (large_.dim > 0) {
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(set(large_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(large_.shared_bytes)));
+  }
   // An SM holds blocks of both kernels at once only if they divide its memory alike.
   for (const void* kernel : {small_.attend, kernels_.fold.fold}) {
     ATTNFOLD_RETURN_IF_CUDA_ERROR(set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -198,6 +247,8 @@ Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
   ATTNFOLD_RETURN_IF_ERROR(validate_device_lengths(given_, l));
   PlanArgs args{shape_,      problem_.mask, l.batch,     given_.max_kv_len,
                 l.qo_indptr, l.kv_len,      l.kv_indptr, schedule_};
+  // The copy engine has to know where rows end.
+  if (problem_.ragged && l.num_kv_rows <= 0) args.shape.tile_blocks = 0;
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(launch_plan(args, static_cast<cudaStream_t>(stream)));
   lengths_ = {l.batch,     l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
@@ -233,6 +284,35 @@ Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared,
   void* parameters[] = {&fold};
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel.fold, parameters));
   return {};
+}
+
+/** What the large-row kernel is given. */
+Status CudaPlan::large_args(const AttendArgs& args, LargeArgs* out) const {
+  out->attend = args;
+  out->exponent_scale = args.tensors.alibi_slopes ? 1.0f : args.problem.score_scale;
+  out->totals = args.states + states_floats_;
+  ATTNFOLD_RETURN_IF_ERROR(
+      make_key_places("k", problem_, args.tensors.k, given_.num_pages, num_kv_rows_, &out->k));
+  return make_key_places("v", problem_, args.tensors.v, given_.num_pages, num_kv_rows_, &out->v);
+}
+
+/** Launches the large-row kernel, for however many tiles there are, beside the others: ranges and
+ * tiles have nothing to do with each other. */
+Status CudaPlan::launch_both(const AttendArgs& args, cudaLaunchConfig_t config) const {
+  LargeArgs large{};
+  ATTNFOLD_RETURN_IF_ERROR(large_args(args, &large));
+  const SideStream::Fork fork(side_.get(), config.stream);
+  ATTNFOLD_RETURN_IF_ERROR(fork.status());
+  cudaLaunchConfig_t beside = config;
+  beside.stream = fork.stream();
+  if (fork.forked()) beside.numAttrs = 0;  // what it waits for is not only a kernel
+  beside.gridDim = dim3(static_cast<unsigned>(shape_.tile_blocks));
+  beside.blockDim = dim3(static_cast<unsigned>(large_.threads));
+  beside.dynamicSmemBytes = large_.shared_bytes;
+  void* parameters[] = {&large};
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&beside, large_.attend, parameters));
+  ATTNFOLD_RETURN_IF_ERROR(launch_small(args, config, !fork.forked()));
+  return fork.join();
 }
 
 Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
@@ -271,13 +351,24 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
   config.numAttrs = 1;
-  config.gridDim =
-      dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
-  config.blockDim = dim3(static_cast<unsigned>(small_.threads));
-  config.dynamicSmemBytes = small_.shared_bytes;
-  void* parameters[] = {&args};
   const CurrentDevice current(device_);
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, small_.attend, parameters));
+  if (shape_.tile_blocks == 0 || (problem_.ragged && num_kv_rows_ <= 0))
+    return launch_small(args, config, true);
+  return launch_both(args, config);
+}
+
+/** Launches the small-row kernel, and the fold of what its ranges leave behind.  `overlaps`: it may
+ * start while the kernel before it ends. */
+Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
+                              bool overlaps) const {
+  cudaLaunchConfig_t first = config;
+  if (!overlaps) first.numAttrs = 0;
+  first.gridDim =
+      dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
+  first.blockDim = dim3(static_cast<unsigned>(small_.threads));
+  first.dynamicSmemBytes = small_.shared_bytes;
+  void* parameters[] = {const_cast<AttendArgs*>(&args)};
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, small_.attend, parameters));
   // Where a token is a row set of its own, no request's last set is a part of one.
   const int64_t token_rows = static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size;
   const int64_t sets = shape_.group_size == shape_.set_rows
@@ -300,6 +391,11 @@ Status CudaPlan::read_schedule(HostSchedule* out) const {
   out->places.resize(static_cast<size_t>(shape_.num_ranges) + 1);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->sets.data(), schedule_.sets, out->sets.size()));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->places.data(), schedule_.places, out->places.size()));
+  int32_t num_tiles = 0;
+  if (shape_.tile_blocks > 0)
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&num_tiles, schedule_.num_tiles, 1));
+  out->tiles.resize(static_cast<size_t>(num_tiles));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->tiles.data(), schedule_.tiles, out->tiles.size()));
   return {};
 }
 
@@ -311,20 +407,25 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
   attnfold_plan_report r{};
   r.num_workers = shape_.num_ranges * problem_.kv_heads;
   r.num_requests = lengths_.batch;
-  r.num_units = (n.sets + n.empty_sets) * problem_.kv_heads;
+  r.num_units = (n.sets + n.empty_sets + static_cast<int32_t>(s.tiles.size())) * problem_.kv_heads;
   r.num_leaves = static_cast<int64_t>(n.leaves) * problem_.kv_heads;
-  r.total_cost = r.num_leaves;
   r.max_leaf_cost = 1;
   uint64_t h = 0xcbf29ce484222325u;
   int64_t keys = 0;
-  for (int32_t i = 0; i < n.sets; ++i) {
-    const RowSet& set = s.sets[static_cast<size_t>(i)];
+  const auto count = [&](const RowSet& set) {
+    if (set.num_leaves == 0) return;
     r.max_super_chunks = std::max(r.max_super_chunks, chunk_ordinal(set, set.num_leaves - 1) + 1);
     const VisibleKeys seen = seen_by_any(shape_, problem_.mask, set);
     keys += int64_t{seen.sink} + seen.end - seen.begin;
     for (const int64_t value : {set.request, set.row_begin, set.num_rows, set.num_leaves})
       h = hash_step(h, value);
+  };
+  std::for_each_n(s.sets.begin(), n.sets, count);
+  for (const RowSet& tile : s.tiles) {
+    count(tile);
+    r.num_leaves += static_cast<int64_t>(tile.num_leaves) * problem_.kv_heads;
   }
+  r.total_cost = r.num_leaves;
   int32_t cuts = 0, inside = 0;
   for (int32_t i = 0; i < shape_.num_ranges; ++i) {
     const int32_t begin = s.places[static_cast<size_t>(i)].cut,

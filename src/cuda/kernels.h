@@ -30,6 +30,18 @@ struct FoldKernel {
   const void* fold;
 };
 
+/** One instantiation of attend_large. */
+struct LargeKernel {
+  int32_t dim;
+  int32_t threads;
+  size_t shared_bytes;
+  const void* attend;
+};
+struct LargeKernelList {
+  const LargeKernel* large;
+  int32_t count;
+};
+
 /** The kernels of one 16-bit type. */
 struct KernelList {
   const SmallKernel* small;
@@ -39,6 +51,8 @@ struct KernelList {
 
 KernelList kernels_bf16();
 KernelList kernels_f16();
+LargeKernelList large_kernels_bf16();
+LargeKernelList large_kernels_f16();
 
 /** Plans one step: plan/range_schedule.h on one block. */
 cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream);

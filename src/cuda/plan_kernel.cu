@@ -1,8 +1,11 @@
 // The planner on the device: the functions of plan/range_schedule.h, one block, once per step.
+#include <cub/block/block_radix_sort.cuh>
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
 #include "cuda/kernels.h"
 #include "cuda/plan_kernel.h"
+#include "cuda/ptx.h"
 
 namespace attnfold::cuda {
 namespace {
@@ -28,18 +31,102 @@ __device__ __forceinline__ RequestLengths lengths_of(const PlanArgs& a, int32_t 
   return {q_token, a.qo_indptr[r + 1] - q_token, kv_len < a.max_kv_len ? kv_len : a.max_kv_len};
 }
 
+struct AddLoads {
+  __device__ __forceinline__ TileLoad operator()(const TileLoad& x, const TileLoad& y) const {
+    return {x.leaves + y.leaves, x.longest > y.longest ? x.longest : y.longest};
+  }
+};
+
+/** Rows above which requests take tiles, to every thread. */
+__device__ __forceinline__ int32_t choose_tile_limit(const PlanArgs& a) {
+  if (a.shape.tile_blocks == 0) return kNoTiles;
+  using Reduce = cub::BlockReduce<TileLoad, kPlanThreads>;
+  __shared__ typename Reduce::TempStorage storage;
+  __shared__ int32_t limit;
+  TileLoad load{};
+  for (int32_t r = static_cast<int32_t>(threadIdx.x); r < a.batch; r += kPlanThreads) {
+    const RequestLengths n = lengths_of(a, r);
+    load = AddLoads{}(load, tile_load(a.shape, a.mask, n.qo_len, n.kv_len));
+  }
+  load = Reduce(storage).Reduce(load, AddLoads{});
+  if (threadIdx.x == 0) limit = tile_limit(a.shape, load);
+  __syncthreads();
+  return limit;
+}
+
+/** Lists all tiles, in the order of their requests, behind where they will stand sorted; returns
+ * how many to every thread. */
+__device__ __forceinline__ int32_t list_tiles(const PlanArgs& a, int32_t limit) {
+  using Scan = cub::BlockScan<int32_t, kPlanThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  __shared__ int32_t first[kPlanThreads];  // tile of each request of the round
+  int32_t before = 0;
+  for (int32_t base = 0; base < a.batch; base += kPlanThreads) {
+    const RequestLengths n = lengths_of(a, base + static_cast<int32_t>(threadIdx.x));
+    const int32_t count = n.qo_len * a.shape.group_size > limit ? num_tiles(a.shape, n.qo_len) : 0;
+    int32_t at, all;
+    Scan(storage).ExclusiveSum(count, at, all);
+    first[threadIdx.x] = at;
+    __syncthreads();
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < all; i += kPlanThreads) {
+      int32_t low = 0,
+              high = kPlanThreads - 1;  // the last request whose tiles begin at i or before
+      while (low < high) {
+        const int32_t middle = (low + high + 1) / 2;
+        if (first[middle] <= i) {
+          low = middle;
+        } else {
+          high = middle - 1;
+        }
+      }
+      const RequestLengths m = lengths_of(a, base + low);
+      a.schedule.tiles[a.schedule.max_tiles + before + i] = row_set(
+          a.shape, kTileRows, a.mask, base + low, m.q_token, m.qo_len, m.kv_len, i - first[low]);
+    }
+    before += all;
+    __syncthreads();
+  }
+  return before;
+}
+
+/** Sorts them, a segment at a time. */
+__device__ __forceinline__ void sort_tiles(const PlanArgs& a, int32_t tiles) {
+  constexpr int kEach = kTileSegment / kPlanThreads;
+  using Sort = cub::BlockRadixSort<uint32_t, kPlanThreads, kEach, int32_t>;
+  __shared__ typename Sort::TempStorage storage;
+  const RowSet* from = a.schedule.tiles + a.schedule.max_tiles;
+  for (int32_t base = 0; base < tiles; base += kTileSegment) {
+    uint32_t leaves[kEach];
+    int32_t index[kEach];
+    for (int i = 0; i < kEach; ++i) {
+      index[i] = base + static_cast<int32_t>(threadIdx.x) * kEach + i;
+      // One more than its leaves: what lies beyond the last tile comes last.
+      leaves[i] =
+          index[i] < tiles ? static_cast<uint32_t>(__ldcg(&from[index[i]].num_leaves)) + 1 : 0;
+    }
+    Sort(storage).SortDescending(leaves, index);
+    for (int i = 0; i < kEach; ++i) {
+      const int32_t to = base + static_cast<int32_t>(threadIdx.x) * kEach + i;
+      if (to < tiles) a.schedule.tiles[to] = load_from_l2(from + index[i]);
+    }
+    __syncthreads();
+  }
+}
+
 /** Lists all row sets; returns the batch's counts to every thread. */
-__device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a) {
+__device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a, int32_t limit) {
   using Scan = cub::BlockScan<RangeCounts, kPlanThreads>;
   __shared__ typename Scan::TempStorage storage;
   RangeCounts before{};  // of the requests of earlier rounds
   for (int32_t base = 0; base < a.batch; base += kPlanThreads) {
     const int32_t r = base + static_cast<int32_t>(threadIdx.x);
     const RequestLengths n = lengths_of(a, r);
-    const int32_t num_sets = num_row_sets(a.shape, n.qo_len);
+    const int32_t num_sets =
+        n.qo_len * a.shape.group_size > limit ? 0 : num_row_sets(a.shape, n.qo_len);
     RangeCounts counts{};
     for (int32_t i = 0; i < num_sets; ++i) {
-      const RowSet s = row_set(a.shape, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
+      const RowSet s =
+          row_set(a.shape, a.shape.set_rows, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
       ++(s.num_leaves > 0 ? counts.sets : counts.empty_sets);
       counts.leaves += s.num_leaves;
     }
@@ -47,7 +134,7 @@ __device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a) {
     Scan(storage).ExclusiveScan(counts, at, RangeCounts{}, AddCounts{}, all);
     at = AddCounts{}(before, at);
     for (int32_t i = 0; i < num_sets; ++i) {
-      RowSet s = row_set(a.shape, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
+      RowSet s = row_set(a.shape, a.shape.set_rows, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
       s.start = at.leaves;
       a.schedule.sets[s.num_leaves > 0 ? at.sets++ : a.schedule.max_sets - 1 - at.empty_sets++] = s;
       at.leaves += s.num_leaves;
@@ -77,7 +164,13 @@ __device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCou
 __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constant__ PlanArgs a) {
   using Scan = cub::BlockScan<int32_t, kPlanThreads>;
   __shared__ typename Scan::TempStorage storage;
-  const RangeCounts n = place_sets(a);
+  const int32_t limit = choose_tile_limit(a);
+  if (a.shape.tile_blocks > 0) {
+    const int32_t tiles = list_tiles(a, limit);
+    sort_tiles(a, tiles);
+    if (threadIdx.x == 0) *a.schedule.num_tiles = tiles;
+  }
+  const RangeCounts n = place_sets(a, limit);
   const CutRule rule = choose_cuts(a, n);
   int32_t num_shared = 0, num_states = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {

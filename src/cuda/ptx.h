@@ -32,6 +32,31 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_pair(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ uint4 load_shared_quad(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_shared_quad(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
 /** A struct of whole 16 bytes, from L2: what an earlier kernel wrote may be read before this one
  * has waited for it. */
 template <class T>
@@ -74,6 +99,13 @@ __device__ __forceinline__ float2 load_or_zeros(const float2* from, bool valid) 
 // ------------------------------------------------------------------------------------------------
 // copies into shared memory
 
+/** Byte offset of 16-byte chunk `chunk` of a row.  Rows' chunks are exchanged so that the same
+ * chunk of 8 rows, which ldmatrix reads at once, lies in 8 different banks. */
+template <int kPitch>
+__device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
+  return static_cast<uint32_t>(row * kPitch + ((chunk ^ (row & 7)) << 4));
+}
+
 /** 16 bytes, around L1. */
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -103,6 +135,13 @@ __device__ __forceinline__ void prefetch_to_l2(const void* p) {
 // ------------------------------------------------------------------------------------------------
 // barriers in shared memory
 
+#if defined(ATTNFOLD_EVERY_LANE_ARRIVES)  // for racecheck, which does not know that a lane can
+                                          // arrive for its warp
+constexpr int kArrivingLanes = 32;
+#else
+constexpr int kArrivingLanes = 1;
+#endif
+
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -115,6 +154,53 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 /** Arrives when this thread's copies have landed. */
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/** Arrives, and lets the phase wait for `bytes` of the copy engine as well. */
+__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+
+/** Makes initialised barriers known to the copy engine. */
+__device__ __forceinline__ void fence_barrier_init() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/** Orders this thread's view of shared memory before what the copy engine and the matrix
+ * instructions read of it. */
+__device__ __forceinline__ void fence_shared_for_engines() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/** Copies a box of a tensor of five dimensions into shared memory; `barrier` counts its bytes. */
+__device__ __forceinline__ void copy_box(uint32_t to, const void* map, uint32_t barrier, int32_t c0,
+                                         int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3,%4,%5,%6,%7}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+#endif
+}
+
+/** Of a tensor of four dimensions. */
+__device__ __forceinline__ void copy_box(uint32_t to, const void* map, uint32_t barrier, int32_t c0,
+                                         int32_t c1, int32_t c2, int32_t c3) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3,%4,%5,%6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+#endif
 }
 
 /** Waits for the phase of the given parity to complete. */
@@ -135,6 +221,19 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 template <int kId, int kThreads>
 __device__ __forceinline__ void group_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+/** The same; whether `value` is not 0 in some thread. */
+template <int kId, int kThreads>
+__device__ __forceinline__ bool group_any(uint32_t value) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred some, any;\nsetp.ne.u32 some, %1, 0;\n"
+      "bar.red.or.pred any, %2, %3, some;\nselp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(value), "n"(kId), "n"(kThreads)
+      : "memory");
+  return any != 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -180,6 +279,16 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
+}
+
+/** Stores four matrices; lane i gives the address of row i % 8 of matrix i / 8. */
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2,
+                                               uint32_t r3) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+#endif
 }
 
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {

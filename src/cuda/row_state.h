@@ -9,6 +9,15 @@ namespace attnfold::cuda {
 
 constexpr float kEmpty = -__builtin_inff();  // m of a state without keys
 
+__device__ __forceinline__ bool sees(const VisibleKeys& keys, int32_t key) {
+  return key < keys.sink || (key >= keys.begin && key < keys.end);
+}
+
+/** Two values, of keys `key` and the next: those outside `keys` replaced by 0. */
+__device__ __forceinline__ uint32_t seen_pair(uint32_t pair, int32_t key, const VisibleKeys& keys) {
+  return (sees(keys, key) ? pair & 0xffffu : 0u) | (sees(keys, key + 1) ? pair & 0xffff0000u : 0u);
+}
+
 /** fold_step with the device's own exp2. */
 __device__ __forceinline__ FoldStep fold_step_fast(float m_a, float m_b) {
   const bool b_leads = m_b > m_a;

@@ -64,10 +64,6 @@ __device__ __forceinline__ int32_t key_in_tile(int lane, int tile, int e) {
   return 8 * tile + 2 * (lane % 4) + (e & 1);
 }
 
-__device__ __forceinline__ bool sees(const VisibleKeys& keys, int32_t key) {
-  return key < keys.sink || (key >= keys.begin && key < keys.end);
-}
-
 // What follows is called, not inlined, so that rare instructions do not lie between the many that
 // every leaf runs: the instruction cache is filled anew by each kernel.
 
@@ -100,11 +96,6 @@ static __device__ __noinline__ void modify_scores(const AttendArgs& a, float* s,
     }
     s[4 * tile + e] = x;
   }
-}
-
-/** Two values, of keys `key` and the next: those outside `keys` replaced by 0. */
-__device__ __forceinline__ uint32_t seen_pair(uint32_t pair, int32_t key, const VisibleKeys& keys) {
-  return (sees(keys, key) ? pair & 0xffffu : 0u) | (sees(keys, key + 1) ? pair & 0xffff0000u : 0u);
 }
 
 /**

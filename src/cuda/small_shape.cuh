@@ -14,13 +14,6 @@ constexpr int kBlockThreads = 2 * kGroupThreads;
 constexpr int kWarpKeys = kLeaf / kGroupWarps;
 constexpr int kMatrixBarrier = 1;
 
-#if defined(ATTNFOLD_EVERY_LANE_ARRIVES)  // for racecheck, which does not know that a lane can
-                                          // arrive for its warp
-constexpr int kArrivingLanes = 32;
-#else
-constexpr int kArrivingLanes = 1;
-#endif
-
 /** Compile-time sizes.  kDim is the head dim in shared memory and registers: the true one, rounded
  * up to 64, 128 or 256. */
 template <int kDim_, int kRowTiles_>
@@ -79,13 +72,6 @@ struct SmallShape {
     return base + offsetof(Shared, full_q) + stage * 8;
   }
 };
-
-/** Byte offset of 16-byte chunk `chunk` of a row.  Rows' chunks are exchanged so that the same
- * chunk of 8 rows, which ldmatrix reads at once, lies in 8 different banks. */
-template <int kPitch>
-__device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
-  return static_cast<uint32_t>(row * kPitch + ((chunk ^ (row & 7)) << 4));
-}
 
 /** A place in a ring of `kStages` buffers. */
 template <int kStages>

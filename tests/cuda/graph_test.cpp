@@ -87,24 +87,34 @@ struct Arrays {
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
+  int32_t num_tiles = 0;
+  std::vector<RowSet> tiles;
 };
 
 TEST_F(DeviceTest, SchedulesAreTheHosts) {
   std::mt19937_64 rng(test::seed());
   constexpr int32_t kMaxSets = 8192, kMaxRanges = 512, kMaxBatch = 2000;
   char* memory = nullptr;
-  const size_t sizes[] = {sizeof(RangeCounts),        4,
-                          kMaxSets * sizeof(RowSet),  (kMaxRanges + 1) * sizeof(RangePlace),
-                          kMaxRanges * sizeof(Range), kMaxRanges * sizeof(SharedSet),
-                          (kMaxBatch + 1) * 4,        kMaxBatch * 4};
-  size_t offsets[8], total = 0;
-  for (int i = 0; i < 8; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
+  const size_t sizes[] = {sizeof(RangeCounts),
+                          4,
+                          kMaxSets * sizeof(RowSet),
+                          (kMaxRanges + 1) * sizeof(RangePlace),
+                          kMaxRanges * sizeof(Range),
+                          kMaxRanges * sizeof(SharedSet),
+                          (kMaxBatch + 1) * 4,
+                          kMaxBatch * 4,
+                          4,
+                          2 * kMaxSets * sizeof(RowSet)};
+  size_t offsets[10], total = 0;
+  for (int i = 0; i < 10; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
   ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), total), cudaSuccess);
   for (int round = 0; round < 2000; ++round) {
     const int32_t batch = static_cast<int32_t>(rng() % (round % 50 ? 40 : kMaxBatch));
     const int32_t longest = round % 3 ? 3000 : 100000;
     RangeShape shape{1 + static_cast<int32_t>(rng() % 17), 1 + static_cast<int32_t>(rng() % 16),
                      1 + static_cast<int32_t>(rng() % kMaxRanges), rng() % 3 ? 0 : rng()};
+    if (round % 2) shape.tile_blocks = 1 + static_cast<int32_t>(rng() % 132);
+    shape.kv_heads = 1 + static_cast<int32_t>(rng() % 8);
     Mask mask;
     mask.causal = rng() % 2;
     if (rng() % 3 == 0) mask.window_left = static_cast<int32_t>(rng() % 3000);
@@ -112,7 +122,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     if (rng() % 5 == 0) mask.attention_chunk = 1 + static_cast<int32_t>(rng() % 3000);
     std::vector<int32_t> indptr{0}, kv_len;
     for (int32_t r = 0; r < batch; ++r) {
-      indptr.push_back(indptr.back() + static_cast<int32_t>(rng() % 4));
+      const bool is_long = shape.tile_blocks > 0 && rng() % 8 == 0;
+      indptr.push_back(indptr.back() + static_cast<int32_t>(rng() % (is_long ? 2000 : 4)));
       kv_len.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(longest)));
     }
     Arrays host;
@@ -120,11 +131,15 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     host.places.resize(kMaxRanges + 1);
     host.ranges.resize(kMaxRanges);
     host.shared.resize(kMaxRanges);
+    host.tiles.resize(2 * kMaxSets);
     Arrays device = host;
     if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets)
       continue;
-    RangeSchedule schedule{&host.counts,       &host.num_shared,   host.sets.data(),  kMaxSets,
-                           host.places.data(), host.ranges.data(), host.shared.data()};
+    RangeSchedule schedule{&host.counts,       &host.num_shared,
+                           host.sets.data(),   kMaxSets,
+                           host.places.data(), host.ranges.data(),
+                           host.shared.data(), &host.num_tiles,
+                           host.tiles.data(),  kMaxSets};
     build_range_schedule(shape, mask, batch, indptr.data(), kv_len.data(), &schedule);
 
     const auto at = [&](int i) { return memory + offsets[i]; };
@@ -138,7 +153,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
         reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
         reinterpret_cast<RowSet*>(at(2)),      kMaxSets,
         reinterpret_cast<RangePlace*>(at(3)),  reinterpret_cast<Range*>(at(4)),
-        reinterpret_cast<SharedSet*>(at(5))};
+        reinterpret_cast<SharedSet*>(at(5)),   reinterpret_cast<int32_t*>(at(8)),
+        reinterpret_cast<RowSet*>(at(9)),      kMaxSets};
     const cuda::PlanArgs args{shape,
                               mask,
                               batch,
@@ -152,6 +168,14 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
                   device.places.data(), device.ranges.data(), device.shared.data()};
     for (int i = 0; i < 6; ++i)
       ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
+    if (shape.tile_blocks > 0) {
+      ASSERT_EQ(cudaMemcpy(&device.num_tiles, at(8), 4, cudaMemcpyDeviceToHost), cudaSuccess);
+      ASSERT_EQ(host.num_tiles, device.num_tiles) << round;
+      const size_t bytes = static_cast<size_t>(host.num_tiles) * sizeof(RowSet);
+      device.tiles.resize(host.tiles.size());
+      ASSERT_EQ(cudaMemcpy(device.tiles.data(), at(9), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+      ASSERT_EQ(std::memcmp(host.tiles.data(), device.tiles.data(), bytes), 0) << round;
+    }
     const RangeCounts &h = host.counts, &d = device.counts;
     ASSERT_TRUE(h.sets == d.sets && h.empty_sets == d.empty_sets && h.leaves == d.leaves) << round;
     ASSERT_EQ(host.num_shared, device.num_shared) << round;
