@@ -258,7 +258,8 @@ void print_merges(const std::vector<std::string>& shapes, cudaStream_t stream, i
     const std::string name = "M" + std::to_string(tokens);
     if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), name) == shapes.end()) continue;
     const MergeTime m = time_merge(tokens, stream, replays);
-    std::printf("%-14s %8d %9.2f %9.2f %8.0f\n", name.c_str(), tokens, m.plain_us, m.us, m.gb_per_s);
+    std::printf("%-14s %8d %9.2f %9.2f %8.0f\n", name.c_str(), tokens, m.plain_us, m.us,
+                m.gb_per_s);
     std::fflush(stdout);
     if (out)
       std::fprintf(out,
@@ -266,6 +267,29 @@ void print_merges(const std::vector<std::string>& shapes, cudaStream_t stream, i
                    first ? "" : ",", name.c_str(), m.plain_us, m.us, m.gb_per_s);
     first = false;
   }
+}
+
+/** The table of prefills, and its part of the JSON. */
+void print_prefills(const std::vector<std::string>& shapes, const Pools& pools, cudaStream_t stream,
+                    int replays, FILE* out) {
+  const std::vector<PrefillTime> times =
+      time_prefills(shapes, pools.k, pools.v, kPoolBytes, stream, replays);
+  std::printf("\n%-14s %9s %9s %9s %12s %12s\n", "prefill", "GFLOP", "us", "TFLOP/s",
+              "sustained us", "TFLOP/s");
+  if (out) std::fprintf(out, "\n], \"prefill\": [");
+  const char* separator = "";
+  for (const PrefillTime& t : times) {
+    const double sustained = t.sustained_us > 0 ? t.flop / t.sustained_us / 1e6 : 0.0;
+    std::printf("%-14s %9.1f %9.1f %9.0f %12.1f %12.0f\n", t.name.c_str(), t.flop / 1e9, t.burst_us,
+                t.flop / t.burst_us / 1e6, t.sustained_us, sustained);
+    if (out)
+      std::fprintf(out,
+                   "%s\n {\"shape\": \"%s\", \"flop\": %.0f, \"us\": %.3f, "
+                   "\"sustained_us\": %.3f}",
+                   separator, t.name.c_str(), t.flop, t.burst_us, t.sustained_us);
+    separator = ",";
+  }
+  std::fflush(stdout);
 }
 
 }  // namespace
@@ -302,6 +326,7 @@ void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::
     first = false;
   }
   print_merges(shapes, stream, replays, out);
+  print_prefills(shapes, pools, stream, replays, out);
   if (out) std::fprintf(out, "\n]}\n"), std::fclose(out);
   cudaFree(pools.k);
   cudaFree(pools.v);

@@ -87,4 +87,15 @@ struct MergeTime {
  * kernel that reads and writes as much. */
 MergeTime time_merge(int tokens, cudaStream_t stream, int replays);
 
+/** One row of the table of prefills. */
+struct PrefillTime {
+  std::string name;
+  double flop;  // of visible pairs
+  double burst_us, sustained_us;
+};
+
+/** Times those of `names`, or all, on pools of random keys and values; last the matrix units. */
+std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names, void* k, void* v,
+                                       size_t pool_bytes, cudaStream_t stream, int replays);
+
 }  // namespace attnfold::tools
