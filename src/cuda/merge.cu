@@ -228,6 +228,111 @@ __global__ void __launch_bounds__(kWarps * 32) merge_two(const __grid_constant__
   }
 }
 
+/**
+ * The same for few pairs, where a call takes as long as one warp.  There is no mask, and offsets
+ * have 31 bits.  Each side of a pair is weighed by a lane of its own.  What does not hang on stored
+ * numbers is worked out before the wait, and the first pass, in which nothing is read or written,
+ * brings the instructions.
+ */
+template <DType kType, int kSteps>
+__global__ void __launch_bounds__(kWarps * 32) merge_few(const __grid_constant__ MergeArgs<2> a) {
+  constexpr int kBytes = dtype_bytes(kType);
+  let_next_kernel_start();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int at_once = 32 >> a.log2_lanes, of_warp = kSteps * at_once;  // pairs
+  const int sub = lane >> a.log2_lanes;
+  const uint32_t byte = (lane & ((1 << a.log2_lanes) - 1)) * 16;
+  const bool inside = byte < static_cast<uint32_t>(a.width) * kBytes;
+  const uint32_t pairs = static_cast<uint32_t>(a.pairs);
+  const uint32_t first = (blockIdx.x * kWarps + warp) * of_warp;
+
+  const int side = lane & 1;
+  const uint32_t own = first + lane / 2;
+  const bool weighs = lane < 2 * of_warp && own < pairs;
+  const StateView& view = a.states[side];
+  const uint32_t heads = static_cast<uint32_t>(a.heads);
+  const bool exists = weighs && own / heads < view.num_rows;
+  const float* lse = view.lse + own * static_cast<uint32_t>(view.lse_head);
+  float* lse_out = a.out.lse + own * static_cast<uint32_t>(a.out.lse_head);
+  const char* from[2];
+  uint32_t rows[2];  // steps whose pair the side has, one bit each
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    from[s] =
+        a.states[s].o + (first + sub) * static_cast<uint32_t>(a.states[s].o_head) * kBytes + byte;
+    rows[s] = 0;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const uint32_t pair = first + k * at_once + sub;
+      if (inside && pair < pairs && pair / heads < a.states[s].num_rows) rows[s] |= 1u << k;
+    }
+  }
+  char* to = a.out.o + (first + sub) * static_cast<uint32_t>(a.out.o_head) * kBytes + byte;
+  int live = 0;  // the first time nothing is read or written: it brings the instructions
+#pragma unroll 1
+  while (true) {
+    float stored = kNoKeys;
+    if (live && exists) stored = *lse;
+    uint4 x[2][kSteps];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        x[s][k] = make_uint4(0, 0, 0, 0);
+        if (live && (rows[s] >> k & 1))
+          x[s][k] = *reinterpret_cast<const uint4*>(
+              from[s] + k * at_once * static_cast<uint32_t>(a.states[s].o_head) * kBytes);
+      }
+    }
+    // As weigh_sides: every lane has both sides in their order, and works out its own.
+    const float natural = natural_lse(view, stored);
+    const float other = __shfl_xor_sync(~0u, natural, 1),
+                other_stored = __shfl_xor_sync(~0u, stored, 1);
+    const float v[2] = {side ? other : natural, side ? natural : other};
+    float max = kLowest;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      if (v[s] != kNoKeys) max = merge_max(max, {v[s], 1.0f});
+    }
+    const bool both = v[0] != kNoKeys && v[1] != kNoKeys;
+    const float weight = merge_weight(max, {natural, 1.0f});
+    const float total = weight + __shfl_xor_sync(~0u, weight, 1);
+    const float scale = weight / total;
+    const bool sums = weighs && both && total != 0.0f;
+    const unsigned sum = __ballot_sync(~0u, sums);
+    const unsigned copied = __ballot_sync(~0u, weighs && !both && natural != kNoKeys);
+    const unsigned any = __ballot_sync(~0u, weighs);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const int index = 2 * (k * at_once + sub);
+      const float scale_a = __shfl_sync(~0u, scale, index),
+                  scale_b = __shfl_sync(~0u, scale, index + 1);
+      uint4 y = make_uint4(0, 0, 0, 0);
+      if (sum >> index & 1) {
+        y = sum_16_bytes<kType>(x[0][k], x[1][k], scale_a, scale_b);
+      } else if (copied >> index & 3) {
+        y = copied >> index & 1 ? x[0][k] : x[1][k];
+      }
+      if (live && inside && (any >> index & 1))
+        *reinterpret_cast<uint4*>(to + k * at_once * static_cast<uint32_t>(a.out.o_head) * kBytes) =
+            y;
+    }
+    float value = a.empty_lse;
+    if (sums) {
+      value = rebased_lse(merge_lse(max, total), false, a.out.base2);
+    } else if (v[0] != kNoKeys && !both) {
+      value = rebased_lse(stored, a.states[0].base2, a.out.base2);
+    } else if (v[1] != kNoKeys && !both) {
+      value = rebased_lse(other_stored, a.states[1].base2, a.out.base2);
+    }
+    if (live && weighs && side == 0) *lse_out = value;
+    if (live) return;
+    wait_for_previous_kernels();
+    live = 1;
+    asm volatile("" : "+r"(live));  // known only here, so that there is one copy of the code
+  }
+}
+
 // ------------------------------------------------------------------------------------------------
 // any states
 
@@ -486,6 +591,23 @@ const void* two_kernel(DType type, bool is_small) {
   }
 }
 
+const void* few_kernel(DType type) {
+  switch (type) {
+    case DType::f32: return reinterpret_cast<const void*>(merge_few<DType::f32, kFewSteps>);
+    case DType::f16: return reinterpret_cast<const void*>(merge_few<DType::f16, kFewSteps>);
+    default: return reinterpret_cast<const void*>(merge_few<DType::bf16, kFewSteps>);
+  }
+}
+
+/** Whether merge_few may work out every offset, once strides are from pair to pair. */
+bool is_near(const MergeArgs<2>& a) {
+  const auto near = [&](int64_t stride) {
+    return stride >= 0 && stride <= INT32_MAX / 4 / std::max<int64_t>(a.pairs, 1);
+  };
+  const auto all_near = [&](const StateView& s) { return near(s.o_head) && near(s.lse_head); };
+  return a.by_pair && all_near(a.out) && all_near(a.states[0]) && all_near(a.states[1]);
+}
+
 template <int kMax>
 MergeArgs<kMax> args_of(const MergeWork& w) {
   MergeArgs<kMax> a{};
@@ -532,6 +654,10 @@ Status merge(const MergeWork& w, const attnfold_execution& execution) {
     a.log2_lanes = log2_lanes(int64_t{w.width} * dtype_bytes(w.out.o_dtype) / 16);
     const int64_t at_once = kWarps * (32 >> a.log2_lanes);
     const bool is_small = pairs < kManyPairs;
+    if (is_small && is_near(a)) {
+      return launch_overlapped(few_kernel(w.out.o_dtype), blocks_for(pairs, at_once * kFewSteps),
+                               kWarps * 32, 0, execution.stream, &a);
+    }
     return launch_overlapped(two_kernel(w.out.o_dtype, is_small),
                              blocks_for(pairs, at_once * (is_small ? kFewSteps : kManySteps)),
                              kWarps * 32, 0, execution.stream, &a);
