@@ -20,7 +20,8 @@ struct AttendArgs {
   KvSteps k_steps, v_steps;
   RangeShape shape;
   RangeSchedule schedule;
-  float* states;  // [states, kv_heads, set_rows, head_dim_vo + 4]: o, then m, l and two unused
+  int32_t page_shift;  // page_size is 2^page_shift, or it is -1
+  float* states;       // [states, kv_heads, set_rows, head_dim_vo + 4]: o, m, l, begins, 0
 };
 
 /** In the second kernel (cuda/fold_states.cuh), 2^log_lanes lanes fold a super-chunk; a task is a
@@ -41,6 +42,13 @@ ATTNFOLD_HD inline int32_t state_row(const AttendArgs& a, int32_t state, int32_t
   return (state * a.problem.kv_heads + kv_head) * a.shape.set_rows + row;
 }
 
+/** r / group, for rows of which most are of the first token. */
+ATTNFOLD_HD inline int32_t token_of_row(int32_t r, int32_t group) {
+  int32_t token = 0;
+  if (r >= group) token = r / group;
+  return token;
+}
+
 /** Row of q, o and lse, and head, of row `row` of a set. */
 struct RowPlace {
   int64_t token;
@@ -49,7 +57,8 @@ struct RowPlace {
 ATTNFOLD_HD inline RowPlace place_of_row(const AttendArgs& a, const RowSet& s, int32_t kv_head,
                                          int32_t row) {
   const int32_t r = s.row_begin + row, group = a.shape.group_size;
-  return {static_cast<int64_t>(s.q_token) + r / group, kv_head * group + r % group};
+  const int32_t token = token_of_row(r, group);
+  return {static_cast<int64_t>(s.q_token) + token, kv_head * group + r - token * group};
 }
 
 }  // namespace attnfold::cuda

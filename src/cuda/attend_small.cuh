@@ -55,17 +55,21 @@ template <class Shape, class T>
 __global__ void ATTNFOLD_BOUNDS(Shape) attend_small(const __grid_constant__ AttendArgs a) {
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.x);
+  const Range* const from = a.schedule.ranges + blockIdx.y;
+  Range range;
+  if constexpr (Shape::kRowTiles == 1) range = load_from_l2(from);  // there are registers for it
   init_shared<Shape>(shared, a.problem.head_dim_vo);
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x % a.problem.kv_heads);
-  const int32_t range = static_cast<int32_t>(blockIdx.x / a.problem.kv_heads);
   const int warp = static_cast<int>(threadIdx.x / 32 % kGroupWarps),
             lane = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x < kGroupThreads) {
     if constexpr (Shape::kBlocksPerSm == 2) give_registers<Shape::kLoaderRegisters>();
+    if constexpr (Shape::kRowTiles == 2) range = load_from_l2(from);
     load_range<Shape>(a, shared, range, kv_head, warp, lane);
     write_empty_rows<T>(a, static_cast<int>(threadIdx.x));
   } else {
     if constexpr (Shape::kBlocksPerSm == 2) take_registers<Shape::kMatrixRegisters>();
+    if constexpr (Shape::kRowTiles == 2) range = load_from_l2(from);
     MatrixWarp<Shape, T>(a, shared, range, kv_head, warp, lane).run();
   }
 }

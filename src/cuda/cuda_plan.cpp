@@ -231,12 +231,14 @@ Status CudaPlan::load_kernels() {
                                       static_cast<int>(large_.shared_bytes)));
   }
   // An SM holds blocks of both kernels at once only if they divide its memory alike.
-  for (const void* kernel : {small_.attend, kernels_.fold.fold}) {
+  for (const void* kernel :
+       {small_.attend, kernels_.fold.fold_4, kernels_.fold.fold_2, kernels_.fold.runs}) {
     ATTNFOLD_RETURN_IF_CUDA_ERROR(set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared));
   }
   cudaFuncAttributes attributes;
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernels_.fold.fold));
+  for (const void* kernel : {kernels_.fold.fold_4, kernels_.fold.fold_2, kernels_.fold.runs})
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernel));
   return {};
 }
 
@@ -269,20 +271,38 @@ Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared,
                              cudaLaunchConfig_t config) const {
   const FoldKernel& kernel = kernels_.fold;
   const int64_t rows = shared * problem_.kv_heads * shape_.set_rows, warps = kernel.threads / 32;
-  const int64_t max_blocks = int64_t{num_sms_} * 4;
+  const int64_t max_blocks = int64_t{num_sms_} * 4, max_chunks = max_leaves() / kSuperChunk + 2;
   FoldArgs fold{args, 3, false};
+  int32_t elements = 4;
   const auto tasks = [&] {
-    return rows * ((problem_.head_dim_vo - 1) / (4 << fold.log_lanes) + 1);
+    return rows * ((problem_.head_dim_vo - 1) / (elements << fold.log_lanes) + 1);
   };
-  const int64_t max_chunks = max_leaves() / kSuperChunk + 2;
-  fold.whole_block = max_chunks > 32 >> fold.log_lanes && tasks() <= num_sms_;
-  while (fold.log_lanes < 5 && tasks() > max_blocks * warps) ++fold.log_lanes;
+  const void* chosen = kernel.fold_4;
+  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace);
+  // A block has 16 groups of 8 lanes, or 32 of 4: one for each super-chunk, if that leaves no block
+  // to start late.  Two elements in a lane leave room for more states on their way.
+  constexpr int64_t kChunksOf16Groups = 18;  // the largest row rarely begins and ends inside one
+  elements = 2;
+  if (max_chunks <= kChunksOf16Groups && tasks() <= (max_chunks > 4 ? 1 : 2) * int64_t{num_sms_}) {
+    chosen = kernel.fold_2;
+    fold.whole_block = max_chunks > 4;
+  } else {
+    elements = 4;
+    fold.log_lanes = 2;
+    if (max_chunks <= kChunksOf16Groups || tasks() > num_sms_) fold.log_lanes = 3;
+    fold.whole_block = max_chunks > 32 >> fold.log_lanes && tasks() <= int64_t{num_sms_} * 2;
+    if (!fold.whole_block && max_chunks > 10 && small_.row_tiles == 1) {
+      chosen = kernel.runs;  // a row's super-chunks would take several passes
+      fold.log_lanes = 5;
+      config.dynamicSmemBytes = 0;
+    }
+    while (fold.log_lanes < 5 && tasks() > max_blocks * warps) ++fold.log_lanes;
+  }
   const int64_t blocks = fold.whole_block ? tasks() : (tasks() + warps - 1) / warps;
   config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, max_blocks)));
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
-  config.dynamicSmemBytes = (static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace);
   void* parameters[] = {&fold};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel.fold, parameters));
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, chosen, parameters));
   return {};
 }
 
@@ -340,6 +360,10 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
     return invalid("workspace", "an address that is a multiple of 16", "another");
   }
   args.shape = shape_;
+  args.page_shift = -1;
+  for (int32_t i = 0; i < 31; ++i) {
+    if (problem_.page_size == 1 << i) args.page_shift = i;
+  }
   args.schedule = schedule_;
   args.states = static_cast<float*>(workspace);
 
@@ -364,7 +388,7 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   cudaLaunchConfig_t first = config;
   if (!overlaps) first.numAttrs = 0;
   first.gridDim =
-      dim3(static_cast<unsigned>(shape_.num_ranges) * static_cast<unsigned>(problem_.kv_heads));
+      dim3(static_cast<unsigned>(problem_.kv_heads), static_cast<unsigned>(shape_.num_ranges));
   first.blockDim = dim3(static_cast<unsigned>(small_.threads));
   first.dynamicSmemBytes = small_.shared_bytes;
   void* parameters[] = {const_cast<AttendArgs*>(&args)};

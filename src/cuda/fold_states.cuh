@@ -4,9 +4,9 @@
 // A block takes few registers and little shared memory, so that it lies on an SM beside two blocks
 // of the first kernel: it need not wait for them to leave, nor the next call's blocks for it.
 //
-// A task is 4 Q elements of a row; a warp's, or a block's where rows are few.  Its lanes are groups
-// of Q:
-//   super-chunks   a group for each: its states left to right, four elements in each lane
+// A task is some elements of a row; a warp's, or a block's where rows are few.  Its lanes stand in
+// groups of 2^log_lanes:
+//   super-chunks   a group for each: its states left to right, kElements elements in each lane
 //   row            through shared memory to the first group: super-chunks left to right
 // Bytes: every state once, from L2.
 #pragma once
@@ -18,11 +18,11 @@
 namespace attnfold::cuda {
 
 constexpr int kFoldThreads = 128;
-constexpr int kFoldBatch = 5;  // states of a lane that are on their way together
 
-/** Four elements of a state, and its m and l. */
+/** Some elements of a state, and its m and l. */
+template <int kElements>
 struct PartState {
-  float m, l, o[4];
+  float m, l, o[kElements];
 
   __device__ __forceinline__ static PartState empty() { return {kEmpty, 0.0f, {}}; }
 
@@ -33,7 +33,7 @@ struct PartState {
     if (b.m == kEmpty) step.scale = 0.0f;
     l = fold_value(step, l, b.l);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) o[i] = fold_value(step, o[i], b.o[i]);
+    for (int i = 0; i < kElements; ++i) o[i] = fold_value(step, o[i], b.o[i]);
     if (step.b_leads) m = b.m;
   }
 };
@@ -78,11 +78,15 @@ struct SharedRows {
   }
 };
 
-template <class T>
+template <class T, int kElements>
 class Folder {
  public:
+  using Part = PartState<kElements>;
+  // States of a lane that are on their way together: what its registers hold.
+  static constexpr int kBatch = kElements == 4 ? 5 : 8;
+
   __device__ __forceinline__ Folder(const FoldArgs& args, const RangePlace* all_places,
-                                    PartState* all_parts)
+                                    Part* all_parts)
       : a(args.attend),
         places(all_places),
         whole_block(args.whole_block),
@@ -93,7 +97,7 @@ class Folder {
   /** The first pass folds nothing and writes nothing: it brings the instructions, so that they are
    * there when the states are. */
   __device__ __forceinline__ void run() {
-    const int32_t width = 4 << log_lanes;
+    const int32_t width = kElements << log_lanes;
     const int32_t slices = (a.problem.head_dim_vo + width - 1) / width;
     const int32_t rows_of_set = a.problem.kv_heads * a.shape.set_rows;
     const int32_t num_tasks = __ldcg(a.schedule.num_shared) * rows_of_set * slices;
@@ -103,18 +107,18 @@ class Folder {
     const int32_t step = whole_block ? blocks : blocks * (kFoldThreads / 32);
     int32_t task = warp * blocks + static_cast<int32_t>(blockIdx.x), chunk = 0;
     ChunkStates states{0, 0};
-    PartState sum = PartState::empty();
+    Part sum = Part::empty();
     rows.num_chunks = 0;
     for (bool rehearsal = true;; rehearsal = false) {
-      const PartState part = fold_chunk(states);
+      const Part part = fold_chunk(states);
       sync();
       parts[thread] = part;
       sync();
       const int32_t left = rows.num_chunks - chunk;
       if (thread < 1 << log_lanes) {
-        if (chunk == 0) sum = PartState::empty();
+        if (chunk == 0) sum = Part::empty();
         const int32_t count = rehearsal ? 1 : left < groups ? left : groups;
-#pragma unroll 2
+#pragma unroll 4
         for (int32_t i = 0; i < count; ++i) sum.fold(parts[(i << log_lanes) + thread]);
         if (left <= groups) write_row(sum, rows.num_chunks > 0);
       }
@@ -126,7 +130,7 @@ class Folder {
           const int32_t at = task % (rows_of_set * slices);
           kv_head = at / slices / a.shape.set_rows;
           row = at / slices % a.shape.set_rows;
-          element = at % slices * width + 4 * (thread & ((1 << log_lanes) - 1));
+          element = at % slices * width + kElements * (thread & ((1 << log_lanes) - 1));
           chunk = 0;
           if (row >= rows.set.num_rows) rows.num_chunks = 0;
         }
@@ -147,12 +151,12 @@ class Folder {
     }
   }
 
-  __device__ __forceinline__ void write_row(const PartState& sum, bool writes) const {
+  __device__ __forceinline__ void write_row(const Part& sum, bool writes) const {
     const RowPlace at = place_of_row(a, rows.set, kv_head, row);
     const RowEnd end = finish_row(a, at.head, sum.m, sum.l);
     if (writes && element < a.problem.head_dim_vo) {
 #pragma unroll
-      for (int i = 0; i < 4; i += 2)
+      for (int i = 0; i < kElements; i += 2)
         write_pair<T>(a, o_offset(a, at) + element + i, sum.o[i] * end.factor,
                       sum.o[i + 1] * end.factor);
     }
@@ -160,28 +164,36 @@ class Folder {
   }
 
   /** Folds the states of this lane's super-chunk. */
-  __device__ __forceinline__ PartState fold_chunk(const ChunkStates& states) const {
+  __device__ __forceinline__ Part fold_chunk(const ChunkStates& states) const {
     const int64_t pitch = state_pitch(a.problem);
     const int64_t step = pitch * a.problem.kv_heads * a.shape.set_rows;
     const float* from = a.states + pitch * state_row(a, states.first, kv_head, row);
     const int32_t to_ml = a.problem.head_dim_vo;
     const bool inside = element < to_ml;
-    PartState sum = PartState::empty();
+    Part sum = Part::empty();
     int32_t base = 0;
     do {
-      PartState b[kFoldBatch];
+      Part b[kBatch];
 #pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) {
+      for (int i = 0; i < kBatch; ++i) {
         const bool some = base + i < states.count;
         const float2 ml = load_or_zeros(reinterpret_cast<const float2*>(from + to_ml), some);
-        const float4 o =
-            load_or_zeros(reinterpret_cast<const float4*>(from + element), some && inside);
-        b[i] = {some ? ml.x : kEmpty, ml.y, {o.x, o.y, o.z, o.w}};
+        b[i].m = some ? ml.x : kEmpty;
+        b[i].l = ml.y;
+        if constexpr (kElements == 4) {
+          const float4 o =
+              load_or_zeros(reinterpret_cast<const float4*>(from + element), some && inside);
+          b[i].o[0] = o.x, b[i].o[1] = o.y, b[i].o[2] = o.z, b[i].o[3] = o.w;
+        } else {
+          const float2 o =
+              load_or_zeros(reinterpret_cast<const float2*>(from + element), some && inside);
+          b[i].o[0] = o.x, b[i].o[1] = o.y;
+        }
         from += step;
       }
 #pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) sum.fold(b[i]);
-      base += kFoldBatch;
+      for (int i = 0; i < kBatch; ++i) sum.fold(b[i]);
+      base += kBatch;
     } while (base < states.count);
     return sum;
   }
@@ -190,18 +202,18 @@ class Folder {
   const RangePlace* places;
   const bool whole_block;
   const int log_lanes, thread;  // of those that share a task
-  PartState* parts;             // [threads that share a task]
+  Part* parts;                  // [threads that share a task]
 
   // The task.
   SharedRows rows{};
   int32_t kv_head = 0, row = 0, element = 0;
 };
 
-template <class T>
+template <class T, int kElements>
 __global__ void __launch_bounds__(kFoldThreads, 8)
     fold_states(const __grid_constant__ FoldArgs args) {
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ PartState parts[kFoldThreads];
+  __shared__ PartState<kElements> parts[kFoldThreads];
   RangePlace* places = reinterpret_cast<RangePlace*>(memory);  // [num_ranges + 1]
   const AttendArgs& a = args.attend;
   let_next_kernel_start();
@@ -209,7 +221,7 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
   for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kFoldThreads)
     places[i] = load_from_l2(a.schedule.places + i);
   __syncthreads();
-  Folder<T>(args, places, parts).run();
+  Folder<T, kElements>(args, places, parts).run();
 }
 
 }  // namespace attnfold::cuda

@@ -24,10 +24,11 @@ struct SmallKernel {
   const void* attend;
 };
 
-/** One instantiation of fold_states. */
+/** The second kernels. */
 struct FoldKernel {
   int32_t threads;
-  const void* fold;
+  const void *fold_4, *fold_2;  // with as many elements in a lane
+  const void* runs;             // fold_runs
 };
 
 /** One instantiation of attend_large. */

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
     }
     int32_t index, all;
     Scan(storage).ExclusiveSum(first_inside ? 1 : 0, index, all);
-    if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, {}};
+    if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, 0, 0, 0};
     num_shared += all;
     __syncthreads();
     Scan(storage).ExclusiveSum(left.entered + left.begun, index, all);
@@ -201,13 +201,16 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
   }
   for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges;
        i += kPlanThreads) {
-    a.schedule.shared[i] = {{}, -1, {}};
+    a.schedule.shared[i] = {{}, -1, 0, 0, 0};
   }
   if (threadIdx.x == 0) {
     a.schedule.places[a.shape.num_ranges] = {n.leaves, num_states, num_states, 0};
     *a.schedule.counts = n;
     *a.schedule.num_shared = num_shared;
   }
+  __syncthreads();
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_shared; i += kPlanThreads)
+    find_states(a.schedule.places, a.shape.num_ranges, a.schedule.shared + i);
   __threadfence();  // the next kernel may read before it has waited for this one
 }
 

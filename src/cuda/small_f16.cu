@@ -1,4 +1,5 @@
 #include "cuda/attend_small.cuh"
+#include "cuda/fold_runs.cuh"
 #include "cuda/fold_states.cuh"
 #include "cuda/kernels.h"
 

@@ -23,7 +23,9 @@ KernelList ATTNFOLD_KERNELS() {
                                       small_kernel<256, 1>(), small_kernel<256, 2>()};
   return {small,
           sizeof(small) / sizeof(*small),
-          {kFoldThreads, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT>)}};
+          {kFoldThreads, reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, 4>),
+           reinterpret_cast<const void*>(&fold_states<ATTNFOLD_ELEMENT, 2>),
+           reinterpret_cast<const void*>(&fold_runs<ATTNFOLD_ELEMENT>)}};
 }
 
 }  // namespace attnfold::cuda

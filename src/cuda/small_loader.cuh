@@ -15,6 +15,10 @@ struct KeySource {
   bool seen;  // by some row: the others are never read
 };
 
+__device__ __forceinline__ int32_t page_of(const AttendArgs& a, int32_t key) {
+  return a.page_shift >= 0 ? key >> a.page_shift : key / a.problem.page_size;
+}
+
 /** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
 __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk,
                                               const VisibleKeys& keys, int warp, int lane) {
@@ -26,7 +30,7 @@ __device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& w
     source.token = key;
     return source;
   }
-  const int32_t page = key / a.problem.page_size;
+  const int32_t page = page_of(a, key);
   source.token = key - page * a.problem.page_size;
   source.page = __ldcg(pages_of(a.lengths, walk.set.request) + page);
   return source;
@@ -39,8 +43,7 @@ __device__ __forceinline__ void prefetch_page_ids(const AttendArgs& a, const Wal
   const bool same_set = walk.number + 1 < walk.set.num_leaves;
   const int32_t request = same_set ? walk.set.request : walk.next_set.request;
   const int32_t leaf = same_set ? leaf_of(walk.set, walk.number + 1) : leaf_of(walk.next_set, 0);
-  prefetch_to_l2(pages_of(a.lengths, request) +
-                 (leaf * kLeaf + warp * kWarpKeys) / a.problem.page_size);
+  prefetch_to_l2(pages_of(a.lengths, request) + page_of(a, leaf * kLeaf + warp * kWarpKeys));
 }
 
 /** A pointer that the compiler keeps as it is, where it would add its parts up anew at each use. */
@@ -133,21 +136,41 @@ __device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& 
   }
 }
 
+/** Asks for the lane's row of keys or values: it comes to L2. */
+template <class Tensor>
+__device__ __forceinline__ void prefetch_row(const AttendArgs& a, const Tensor& tensor,
+                                             const KvSteps& steps, const KeySource& source,
+                                             int32_t kv_head) {
+  const uint32_t place = static_cast<uint32_t>(source.page) * steps.page +
+                         static_cast<uint32_t>(source.token) * steps.token;
+  const char* const row = tensor.data + kv_head * tensor.stride_head * 2 +
+                          static_cast<uint64_t>(place) * steps.unit_bytes;
+#pragma unroll 2
+  for (int32_t at = 0; at < 2 * a.problem.head_dim_vo; at += 128) prefetch_to_l2(row + at);
+}
+
 /** Everything that the loaders do of a range.  Called before the kernel waits for those before it:
  * what the last update left behind is read at once, tensors only after the wait. */
 template <class Shape>
-__device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, int32_t range,
+__device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, const Range& range,
                                            int32_t kv_head, int warp, int lane) {
   Walk walk(a, range);
   VisibleKeys keys{};
   KeySource source{};
   if (walk.left > 0) {
-    keys = seen_by_any(a.shape, a.problem.mask, walk.set);
+    keys = seen_by_any(a.problem.mask, walk.set);
     source = find_key(a, walk, keys, warp, lane);
   }
   const KeyCopier<Shape> copier(a, kv_head, warp, lane);
   Ring<Shape::kStages> ring;
   Ring<Shape::kStagesQ> q;
+  // In a long range there is time before the wait: its first leaf comes to L2 while other kernels
+  // end.  What they write to it then is not lost: L2 has one copy.
+  constexpr int32_t kLongRange = 24;  // leaves
+  if (Shape::kRowTiles == 1 && walk.left >= kLongRange && source.seen) {
+    prefetch_row(a, a.tensors.k, a.k_steps, source, kv_head);
+    prefetch_row(a, a.tensors.v, a.v_steps, source, kv_head);
+  }
   wait_for_previous_kernels();
   let_next_kernel_start();
   while (walk.left > 0) {
@@ -164,7 +187,7 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
     ring.next();
     walk.step(a);
     if (walk.left > 0) {  // page ids are asked for a leaf ahead
-      if (walk.new_set) keys = seen_by_any(a.shape, a.problem.mask, walk.set);
+      if (walk.new_set) keys = seen_by_any(a.problem.mask, walk.set);
       source = find_key(a, walk, keys, warp, lane);
     }
     barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
@@ -179,7 +202,8 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
 template <class T>
 __device__ __forceinline__ void write_empty_rows(const AttendArgs& a, int thread) {
   const int64_t count = static_cast<int64_t>(a.schedule.counts->empty_sets) * a.problem.kv_heads;
-  for (int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+  const int64_t blocks = int64_t{gridDim.x} * gridDim.y;
+  for (int64_t i = int64_t{blockIdx.y} * gridDim.x + blockIdx.x; i < count; i += blocks) {
     const RowSet& set = a.schedule.sets[a.schedule.max_sets - 1 - i / a.problem.kv_heads];
     for (int row = 0; row < set.num_rows; ++row) {
       const RowPlace at = place_of_row(a, set, static_cast<int32_t>(i % a.problem.kv_heads), row);

@@ -136,7 +136,7 @@ template <class Shape, class T>
 class MatrixWarp {
  public:
   __device__ __forceinline__ MatrixWarp(const AttendArgs& args, uint32_t shared_in,
-                                        int32_t range_in, int32_t kv_head_in, int warp_in,
+                                        const Range& range_in, int32_t kv_head_in, int warp_in,
                                         int lane_in)
       : a(args),
         shared(shared_in),
@@ -176,13 +176,13 @@ class MatrixWarp {
         if (entry == 0 && chunk_ends) total.fold(chunk);
       }
       if (single || (entry > 0 ? chunk_ends || last : last && !chunk_ends)) {
-        write_state(state, WarpState<Shape>::choose(single, leaf, chunk));
+        write_state(state, WarpState<Shape>::choose(single, leaf, chunk), !single);
       }
       if (entry == 0) {
         if (row_ends) {
           write_rows(set);
         } else if (last && (chunk_ends || begin > 0)) {
-          write_state(walk.begun_states, total);
+          write_state(walk.begun_states, total, true);
         }
       }
       walk.step(a);
@@ -220,16 +220,16 @@ class MatrixWarp {
     }
     q_ring.next();
     const int32_t group = a.shape.group_size;
-    first_token = set.row_begin / group;
-    last_token = (set.row_begin + set.num_rows - 1) / group;
-    const VisibleKeys first = keys_of_token(a, set.position, set.kv_len, first_token);
-    all_see = first;
+    first_token = token_of_row(set.row_begin, group);
+    last_token = token_of_row(set.row_begin + set.num_rows - 1, group);
+    all_see = seen_by_any(a.problem.mask, set);
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
       token[h] = first_token;
-      seen[h] = first;
+      seen[h] = all_see;
     }
     if (first_token < last_token) {
+      const VisibleKeys first = keys_of_token(a, set.position, set.kv_len, first_token);
 #pragma unroll
       for (int h = 0; h < kTiles; ++h) {
         const int32_t r_h = row_of_tile(h) < set.num_rows ? row_of_tile(h) : set.num_rows - 1;
@@ -423,7 +423,9 @@ class MatrixWarp {
     return warp * (Shape::kDim / kGroupWarps) + 8 * tile + 2 * (lane % 4);
   }
 
-  __device__ __forceinline__ void write_state(int32_t index, const WarpState<Shape>& state) {
+  /** `begins`: no state before it is of the same super-chunk. */
+  __device__ __forceinline__ void write_state(int32_t index, const WarpState<Shape>& state,
+                                              bool begins) {
     const int32_t width = a.problem.head_dim_vo;
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
@@ -439,7 +441,7 @@ class MatrixWarp {
       }
       if (warp == 0 && lane % 4 == 0)
         __stcg(reinterpret_cast<float4*>(o + width),
-               make_float4(state.m[h], state.l[h], 0.0f, 0.0f));
+               make_float4(state.m[h], state.l[h], kTiles == 1 && begins ? 1.0f : 0.0f, 0.0f));
     }
   }
 
@@ -463,7 +465,8 @@ class MatrixWarp {
 
   const AttendArgs& a;
   const uint32_t shared;
-  const int32_t range, kv_head;
+  const Range& range;
+  const int32_t kv_head;
   const int warp, lane;
   Ring<Shape::kStages> ring;
   Ring<Shape::kStagesQ> q_ring;

@@ -93,8 +93,7 @@ struct Walk {
   int32_t entered_states, begun_states;
   bool new_set = true;
 
-  __device__ __forceinline__ Walk(const AttendArgs& a, int32_t index) {
-    const Range range = load_from_l2(a.schedule.ranges + index);
+  __device__ __forceinline__ Walk(const AttendArgs& a, const Range& range) {
     set = range.set;
     set_index = range.set_index;
     number = range.number;

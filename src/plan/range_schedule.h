@@ -35,7 +35,7 @@ struct alignas(16) RowSet {
   int32_t start;        // of this set's leaves on the line
   int32_t sink_leaves;  // leaves [0, sink_leaves), then those from leaf_begin on
   int32_t leaf_begin;
-  int32_t unused[2];
+  int32_t seen_begin, seen_end;  // keys that some of its rows see, beside a sink
 };
 
 /** How a problem's rows are grouped and the line is cut.  Follows from the problem and the machine.
@@ -104,7 +104,8 @@ struct alignas(16) RangePlace {
 struct alignas(16) SharedSet {
   RowSet set;
   int32_t first_range;
-  int32_t unused[3];
+  int32_t first_state, num_states;  // they lie one after the other
+  int32_t unused;
 };
 
 /** One step's schedule.  Row sets without leaves stand at the end of `sets`, the first one last. */
@@ -186,6 +187,11 @@ ATTNFOLD_HD inline VisibleKeys seen_by_any(const RangeShape& shape, const Mask& 
   return visible_keys(mask, RequestShape{s.kv_len - s.position, s.kv_len}, first, last - first + 1);
 }
 
+/** The same of a set that row_set() made: a sink that other keys do not reach is a whole one. */
+ATTNFOLD_HD inline VisibleKeys seen_by_any(const Mask& mask, const RowSet& s) {
+  return {s.seen_begin > 0 ? mask.sink_tokens : 0, s.seen_begin, s.seen_end};
+}
+
 /** Set `index` of a request's rows, `set_rows` to a set; `start` is left 0. */
 ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, int32_t set_rows, const Mask& mask,
                                         int32_t request, int32_t q_token, int32_t qo_len,
@@ -199,6 +205,8 @@ ATTNFOLD_HD_LARGE inline RowSet row_set(const RangeShape& shape, int32_t set_row
   s.position = kv_len - qo_len;
   s.kv_len = kv_len;
   const VisibleKeys keys = seen_by_any(shape, mask, s);
+  s.seen_begin = keys.begin;
+  s.seen_end = keys.end;
   s.sink_leaves = (keys.sink + kLeaf - 1) / kLeaf;
   s.leaf_begin = keys.begin / kLeaf;
   int32_t leaf_end = keys.end > keys.begin ? (keys.end - 1) / kLeaf + 1 : s.leaf_begin;
@@ -339,9 +347,16 @@ ATTNFOLD_HD inline int32_t even_share(const CutRule& rule) {
                               rule.num_ranges);
 }
 
-/** Leaves that the largest range may have: 4 percent more than an even share. */
+constexpr int32_t kSmallShare = 12;  // leaves: problems of no larger even share are small
+
+/** Leaves that the largest range may have.  One more than an even share costs large problems
+ * little; a whole super-chunk in place of a little less costs less than the states of cuts inside
+ * it. */
 ATTNFOLD_HD inline int32_t largest_share_allowed(const CutRule& rule) {
-  return even_share(rule) + even_share(rule) / 25;
+  const int32_t even = even_share(rule);
+  if (rule.align == kSuperChunk && rule.spread == 1 && even > kSmallShare && even < kSuperChunk)
+    return kSuperChunk;
+  return even >= 25 ? even + 1 : even;
 }
 
 // Rules of cuts, tried one after the other until the largest range is within the limit; the last
@@ -350,7 +365,6 @@ ATTNFOLD_HD inline int32_t largest_share_allowed(const CutRule& rule) {
 // them: one block on each SM reads nearly as fast as two.  Empty ranges stand between the others,
 // so that few of an SM's two blocks are both busy.
 constexpr int kCutRules = 7;
-constexpr int32_t kSmallShare = 12;  // leaves
 
 /** Rule `index` for `num_ranges` ranges; num_ranges = 0 says that it is not to be tried. */
 ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
@@ -404,6 +418,13 @@ ATTNFOLD_HD inline Range make_range(const RowSet* sets, const RangeCounts& n, in
  * `cut_before` is the one before. */
 ATTNFOLD_HD inline bool is_first_inside(const Range& range, int32_t cut_before) {
   return range.number > 0 && range.number < range.set.num_leaves && cut_before <= range.set.start;
+}
+
+/** Notes where the states of a row set that ranges share lie, once all places are known. */
+ATTNFOLD_HD inline void find_states(const RangePlace* places, int32_t num_ranges, SharedSet* s) {
+  const int32_t last = range_at(places, num_ranges, s->set.start + s->set.num_leaves - 1);
+  s->first_state = places[s->first_range].begun_states;
+  s->num_states = places[last].begun_states - s->first_state;
 }
 
 /** How many states a range leaves behind. */
@@ -486,12 +507,14 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     states += left.entered + left.begun;
     out->ranges[i] = range;
     out->places[i] = {cut_at(rule, i), range.entered_states, range.begun_states, 0};
-    out->shared[i] = {{}, -1, {}};
+    out->shared[i] = {{}, -1, 0, 0, 0};
     if (i > 0 && is_first_inside(range, cut_at(rule, i - 1))) {
-      out->shared[(*out->num_shared)++] = {range.set, i - 1, {}};
+      out->shared[(*out->num_shared)++] = {range.set, i - 1, 0, 0, 0};
     }
   }
   out->places[shape.num_ranges] = {n.leaves, states, states, 0};
+  for (int32_t i = 0; i < *out->num_shared; ++i)
+    find_states(out->places, shape.num_ranges, &out->shared[i]);
 }
 
 }  // namespace attnfold

@@ -68,6 +68,10 @@ TEST_P(RangeSchedules, RangesCoverTheLineEvenly) {
       const RowSet& set = p.sets[static_cast<size_t>(i)];
       ASSERT_EQ(set.start, leaves) << seed;
       ASSERT_GT(set.num_leaves, 0) << seed;
+      const VisibleKeys seen = seen_by_any(p.shape, p.mask, set), noted = seen_by_any(p.mask, set);
+      ASSERT_EQ(noted.sink, seen.sink) << seed;
+      ASSERT_EQ(noted.begin, seen.begin) << seed;
+      ASSERT_EQ(noted.end, seen.end) << seed;
       leaves += set.num_leaves;
     }
     ASSERT_EQ(leaves, p.counts.leaves) << seed;
@@ -100,7 +104,7 @@ TEST_P(RangeSchedules, StatesAreNumberedAsTheyAreLeftBehind) {
     const int seed = GetParam() * 1000 + round;
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
     const Planned p(rng);
-    int32_t states = 0, num_shared = 0;
+    int32_t states = 0, num_shared = 0, num_set_states = 0;
     for (size_t i = 0; i < p.ranges.size(); ++i) {
       const Range& range = p.ranges[i];
       ASSERT_EQ(range.entered_states, states) << seed;
@@ -119,8 +123,15 @@ TEST_P(RangeSchedules, StatesAreNumberedAsTheyAreLeftBehind) {
                     states)
               << seed;
           ++states;
+          ++num_set_states;
+          if (row_ends) {
+            ASSERT_EQ(p.shared[static_cast<size_t>(num_shared - 1)].num_states, num_set_states)
+                << seed;
+          }
         } else if (last && !row_ends) {
           ASSERT_EQ(range.begun_states, states) << seed;
+          ASSERT_EQ(p.shared[static_cast<size_t>(num_shared)].first_state, states) << seed;
+          num_set_states = (chunk_ends || begin > 0 ? 1 : 0) + (chunk_ends ? 0 : 1);
           states += (chunk_ends || begin > 0 ? 1 : 0) + (chunk_ends ? 0 : 1);
           ASSERT_EQ(p.shared[static_cast<size_t>(num_shared)].first_range, static_cast<int32_t>(i))
               << seed;
