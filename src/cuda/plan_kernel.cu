@@ -11,6 +11,25 @@ namespace attnfold::cuda {
 namespace {
 
 constexpr int kPlanThreads = 1024;
+constexpr int kSortEach = kTileSegment / kPlanThreads;
+
+using CountScan = cub::BlockScan<RangeCounts, kPlanThreads>;
+using Scan = cub::BlockScan<int32_t, kPlanThreads>;
+using Reduce = cub::BlockReduce<TileLoad, kPlanThreads>;
+using Sort = cub::BlockRadixSort<uint32_t, kPlanThreads, kSortEach, int32_t>;
+
+/** Shared memory, one step's after the other. */
+union Storage {
+  CountScan::TempStorage counts;
+  Scan::TempStorage scan;
+  Reduce::TempStorage reduce;
+  Sort::TempStorage sort;
+  struct {
+    Scan::TempStorage scan;
+    int32_t first[kPlanThreads];  // tile of each request of a round
+  } tiles;
+};
+static_assert(sizeof(Storage) <= 47 * 1024);  // a kernel may name 48 KB, on most devices
 
 struct AddCounts {
   __device__ __forceinline__ RangeCounts operator()(const RangeCounts& x,
@@ -38,17 +57,15 @@ struct AddLoads {
 };
 
 /** Rows above which requests take tiles, to every thread. */
-__device__ __forceinline__ int32_t choose_tile_limit(const PlanArgs& a) {
+__device__ __forceinline__ int32_t choose_tile_limit(const PlanArgs& a, Storage& storage) {
   if (a.shape.tile_blocks == 0) return kNoTiles;
-  using Reduce = cub::BlockReduce<TileLoad, kPlanThreads>;
-  __shared__ typename Reduce::TempStorage storage;
   __shared__ int32_t limit;
   TileLoad load{};
   for (int32_t r = static_cast<int32_t>(threadIdx.x); r < a.batch; r += kPlanThreads) {
     const RequestLengths n = lengths_of(a, r);
     load = AddLoads{}(load, tile_load(a.shape, a.mask, n.qo_len, n.kv_len));
   }
-  load = Reduce(storage).Reduce(load, AddLoads{});
+  load = Reduce(storage.reduce).Reduce(load, AddLoads{});
   if (threadIdx.x == 0) limit = tile_limit(a.shape, load);
   __syncthreads();
   return limit;
@@ -56,16 +73,14 @@ __device__ __forceinline__ int32_t choose_tile_limit(const PlanArgs& a) {
 
 /** Lists all tiles, in the order of their requests, behind where they will stand sorted; returns
  * how many to every thread. */
-__device__ __forceinline__ int32_t list_tiles(const PlanArgs& a, int32_t limit) {
-  using Scan = cub::BlockScan<int32_t, kPlanThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  __shared__ int32_t first[kPlanThreads];  // tile of each request of the round
+__device__ __forceinline__ int32_t list_tiles(const PlanArgs& a, int32_t limit, Storage& storage) {
+  int32_t* const first = storage.tiles.first;
   int32_t before = 0;
   for (int32_t base = 0; base < a.batch; base += kPlanThreads) {
     const RequestLengths n = lengths_of(a, base + static_cast<int32_t>(threadIdx.x));
     const int32_t count = n.qo_len * a.shape.group_size > limit ? num_tiles(a.shape, n.qo_len) : 0;
     int32_t at, all;
-    Scan(storage).ExclusiveSum(count, at, all);
+    Scan(storage.tiles.scan).ExclusiveSum(count, at, all);
     first[threadIdx.x] = at;
     __syncthreads();
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < all; i += kPlanThreads) {
@@ -90,23 +105,20 @@ __device__ __forceinline__ int32_t list_tiles(const PlanArgs& a, int32_t limit) 
 }
 
 /** Sorts them, a segment at a time. */
-__device__ __forceinline__ void sort_tiles(const PlanArgs& a, int32_t tiles) {
-  constexpr int kEach = kTileSegment / kPlanThreads;
-  using Sort = cub::BlockRadixSort<uint32_t, kPlanThreads, kEach, int32_t>;
-  __shared__ typename Sort::TempStorage storage;
+__device__ __forceinline__ void sort_tiles(const PlanArgs& a, int32_t tiles, Storage& storage) {
   const RowSet* from = a.schedule.tiles + a.schedule.max_tiles;
   for (int32_t base = 0; base < tiles; base += kTileSegment) {
-    uint32_t leaves[kEach];
-    int32_t index[kEach];
-    for (int i = 0; i < kEach; ++i) {
-      index[i] = base + static_cast<int32_t>(threadIdx.x) * kEach + i;
+    uint32_t leaves[kSortEach];
+    int32_t index[kSortEach];
+    for (int i = 0; i < kSortEach; ++i) {
+      index[i] = base + static_cast<int32_t>(threadIdx.x) * kSortEach + i;
       // One more than its leaves: what lies beyond the last tile comes last.
       leaves[i] =
           index[i] < tiles ? static_cast<uint32_t>(__ldcg(&from[index[i]].num_leaves)) + 1 : 0;
     }
-    Sort(storage).SortDescending(leaves, index);
-    for (int i = 0; i < kEach; ++i) {
-      const int32_t to = base + static_cast<int32_t>(threadIdx.x) * kEach + i;
+    Sort(storage.sort).SortDescending(leaves, index);
+    for (int i = 0; i < kSortEach; ++i) {
+      const int32_t to = base + static_cast<int32_t>(threadIdx.x) * kSortEach + i;
       if (to < tiles) a.schedule.tiles[to] = load_from_l2(from + index[i]);
     }
     __syncthreads();
@@ -114,9 +126,8 @@ __device__ __forceinline__ void sort_tiles(const PlanArgs& a, int32_t tiles) {
 }
 
 /** Lists all row sets; returns the batch's counts to every thread. */
-__device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a, int32_t limit) {
-  using Scan = cub::BlockScan<RangeCounts, kPlanThreads>;
-  __shared__ typename Scan::TempStorage storage;
+__device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a, int32_t limit,
+                                                  Storage& storage) {
   RangeCounts before{};  // of the requests of earlier rounds
   for (int32_t base = 0; base < a.batch; base += kPlanThreads) {
     const int32_t r = base + static_cast<int32_t>(threadIdx.x);
@@ -131,7 +142,7 @@ __device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a, int32_t lim
       counts.leaves += s.num_leaves;
     }
     RangeCounts at, all;
-    Scan(storage).ExclusiveScan(counts, at, RangeCounts{}, AddCounts{}, all);
+    CountScan(storage.counts).ExclusiveScan(counts, at, RangeCounts{}, AddCounts{}, all);
     at = AddCounts{}(before, at);
     for (int32_t i = 0; i < num_sets; ++i) {
       RowSet s = row_set(a.shape, a.shape.set_rows, a.mask, r, n.q_token, n.qo_len, n.kv_len, i);
@@ -162,15 +173,14 @@ __device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCou
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constant__ PlanArgs a) {
-  using Scan = cub::BlockScan<int32_t, kPlanThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  const int32_t limit = choose_tile_limit(a);
+  __shared__ Storage storage;
+  const int32_t limit = choose_tile_limit(a, storage);
   if (a.shape.tile_blocks > 0) {
-    const int32_t tiles = list_tiles(a, limit);
-    sort_tiles(a, tiles);
+    const int32_t tiles = list_tiles(a, limit, storage);
+    sort_tiles(a, tiles, storage);
     if (threadIdx.x == 0) *a.schedule.num_tiles = tiles;
   }
-  const RangeCounts n = place_sets(a, limit);
+  const RangeCounts n = place_sets(a, limit, storage);
   const CutRule rule = choose_cuts(a, n);
   int32_t num_shared = 0, num_states = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
@@ -185,11 +195,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
       first_inside = i > 0 && is_first_inside(range, cut_at(rule, i - 1));
     }
     int32_t index, all;
-    Scan(storage).ExclusiveSum(first_inside ? 1 : 0, index, all);
+    Scan(storage.scan).ExclusiveSum(first_inside ? 1 : 0, index, all);
     if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, 0, 0, 0};
     num_shared += all;
     __syncthreads();
-    Scan(storage).ExclusiveSum(left.entered + left.begun, index, all);
+    Scan(storage.scan).ExclusiveSum(left.entered + left.begun, index, all);
     if (i < a.shape.num_ranges) {
       range.entered_states = num_states + index;
       range.begun_states = range.entered_states + left.entered;
