@@ -336,7 +336,9 @@ ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
  * Answers the batch: writes o, and lse unless it is NULL, for every row of every request.
  *
  * workspace         any host memory, used only during the call; need not be initialised, and nothing is expected of it later
- * stream            CUDA: where the kernels are launched.  On the CPU it must be NULL
+ * stream            CUDA: where the kernels are launched.  A plan that may have many rows to a request also has a stream of its
+ *                   own, which begins after what is in `stream` and which `stream` waits for; captured, it is a branch of the
+ *                   graph.  On the CPU it must be NULL
  * Errors: INVALID_ARGUMENT if the plan was never updated, or a tensor is missing, misaligned, overlapping or badly strided;
  *         OUT_OF_WORKSPACE.  Nothing is written then.
  */

@@ -7,8 +7,8 @@
 //               P      [64, 128] shared    16-bit
 //   values      O      [64, D] registers   P V from nothing, then folded: leaf into super-chunk
 //               total  [128, D] in memory  super-chunks folded, once in 16 leaves
-// Of a leaf's 4 * 128 * 128 * D operations none waits for the fold: products of the next leaf begin
-// while P of this one is made, and values fold one half while scores multiply.
+// The groups are a leaf or two apart, so that exponentials, products and folds of different leaves
+// run at the same time: two leaves of K and V and two P of each half are in shared memory.
 //
 // The bits are those of the small-row kernel (cuda/attend_small.cuh): the same k order, maximum,
 // exponent, row sum and rounding of P, and one matrix instruction or another is the same to the

@@ -194,6 +194,12 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
       "states; a second kernel folds them",
       shape.set_rows, plan.counts.leaves, kLeaf, shape.num_ranges, busy, p.kv_heads, largest, cuts,
       inside, states * p.kv_heads);
+  if (!decodes_only(question)) {
+    line.rule += fmt::format(
+        "; on Hopper requests with many rows take tiles of {} rows instead, which this line leaves "
+        "out",
+        kTileRows);
+  }
   return line;
 }
 

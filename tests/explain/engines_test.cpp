@@ -251,11 +251,16 @@ TEST(Lines, AttnfoldOnAGpuCutsAsItsDevicePlannerDoes) {
   line = finished(attnfold_engine, q);
   EXPECT_EQ(line.live, 17 * 8);
   EXPECT_EQ(line.partial_bytes, 0);
-  // 64 requests of 64 leaves: 4096 in 33 ranges, an even share of 125, cut at super-chunks.
+  // 64 requests of 64 leaves: 4096 in 33 ranges, an even share of 125, cut within a leaf of it.
   q.batch = decodes(64, 8192);
   line = finished(attnfold_engine, q);
   EXPECT_EQ(line.kv_loads, line.kv_bytes);
-  EXPECT_NE(line.rule.find(" 0 inside a super-chunk"), std::string::npos) << line.rule;
+  EXPECT_NE(line.rule.find("the largest has 126;"), std::string::npos) << line.rule;
+  EXPECT_EQ(line.rule.find("tiles"), std::string::npos) << line.rule;
+  Question prefill = question_of("llama-3-8b", {{512, 8704}});
+  prefill.machine = q.machine;
+  line = finished(attnfold_engine, prefill);
+  EXPECT_NE(line.rule.find("tiles of 128 rows"), std::string::npos) << line.rule;
   q.switches.attnfold_workers = 8;  // one range
   EXPECT_EQ(finished(attnfold_engine, q).partial_bytes, 0);
   // What the kernel rows do not serve is said.
