@@ -102,14 +102,6 @@ __global__ void plain_read(const uint4* from, size_t n, uint32_t* out) {
   if (sum == 0x9e3779b9u) *out = sum;
 }
 
-template <class T>
-T* upload(const std::vector<T>& v) {
-  T* p = nullptr;
-  check(cudaMalloc(&p, v.size() * sizeof(T)), "cudaMalloc");
-  check(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  return p;
-}
-
 constexpr size_t kPoolBytes = size_t{5} << 30;  // of K, and of V
 
 struct Pools {

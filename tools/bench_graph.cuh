@@ -23,6 +23,15 @@ inline void check(attnfold_status status, const char* what) {
     throw std::runtime_error(std::string(what) + ": " + attnfold_last_error());
 }
 
+/** A copy on the device, the caller's to free. */
+template <class T>
+T* upload(const std::vector<T>& v) {
+  T* p = nullptr;
+  check(cudaMalloc(&p, v.size() * sizeof(T)), "cudaMalloc");
+  check(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  return p;
+}
+
 /** Bits of bfloat16 numbers in about (-2, 2). */
 static __global__ void fill_random(uint16_t* to, size_t n) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;

@@ -72,14 +72,6 @@ double operations(const Workload& w) {  // of visible pairs
   return pairs * 4 * kQoHeads * kDim;
 }
 
-template <class T>
-T* upload(const std::vector<T>& v) {
-  T* p = nullptr;
-  check(cudaMalloc(&p, v.size() * sizeof(T)), "cudaMalloc");
-  check(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  return p;
-}
-
 /** Some calls of one workload, each on other pages and rows. */
 class Calls {
  public:
