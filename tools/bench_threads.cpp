@@ -81,16 +81,8 @@ struct Row {
 
   json as_json() const {
     const Measured& m = measured;
-    json out = {{"shape", shape->shape.name},
-                {"threads", threads},
-                {"kernel", m.kernel},
-                {"rounds", m.num_rounds},
-                {"kv_bytes", m.kv_bytes},
-                {"us", m.us.median},
-                {"us_q1", m.us.lower},
-                {"us_q3", m.us.upper},
-                {"gflop_per_s", m.gflop_per_s()},
-                {"of_peak", m.gflop_per_s() / peak}};
+    json out = {{"shape", shape->shape.name}, {"threads", threads}};
+    out.update(tools::as_json(m, peak));
     if (!shape->is_prefill) {
       out.update({{"state", shape->state == CacheState::cold ? "cold" : "warm"},
                   {"gb_per_s", m.gb_per_s()},

@@ -276,15 +276,8 @@ json row_json(const Row& row, const char* kind, double peak) {
               {"kv_heads", row.shape.kv_heads},
               {"head_dim", row.shape.head_dim},
               {"page_size", row.shape.page_size},
-              {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))},
-              {"kernel", m.kernel},
-              {"rounds", m.num_rounds},
-              {"kv_bytes", m.kv_bytes},
-              {"us", m.us.median},
-              {"us_q1", m.us.lower},
-              {"us_q3", m.us.upper},
-              {"gflop_per_s", m.gflop_per_s()},
-              {"of_peak", m.gflop_per_s() / peak}};
+              {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))}};
+  out.update(as_json(m, peak));
   if (m.table_read.value > 0) {
     const Roofline roofline = roofline_of(m, peak);
     out.update({{"state", state_text(row.state)},

@@ -181,4 +181,15 @@ int64_t Measure::planned_kv_bytes(const check::Call& call) const {
   return PreparedCall(call, execution()).report().kv_bytes;
 }
 
+nlohmann::json as_json(const Measured& m, double peak) {
+  return {{"kernel", m.kernel},
+          {"rounds", m.num_rounds},
+          {"kv_bytes", m.kv_bytes},
+          {"us", m.us.median},
+          {"us_q1", m.us.lower},
+          {"us_q3", m.us.upper},
+          {"gflop_per_s", m.gflop_per_s()},
+          {"of_peak", m.gflop_per_s() / peak}};
+}
+
 }  // namespace attnfold::tools

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "check/call.h"
@@ -28,6 +29,9 @@ struct Measured {
   double gflop_per_s() const { return flop / us.median / 1e3; }
   double flop_per_byte() const { return flop / static_cast<double>(kv_bytes); }
 };
+
+/** What every row of a bench says of it; `peak` in GFLOP/s. */
+nlohmann::json as_json(const Measured& measured, double peak);
 
 /** A batch with its shared prefixes read once, and the same with each request reading its own. */
 struct SharedPrefix {
