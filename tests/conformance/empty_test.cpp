@@ -11,6 +11,15 @@ namespace {
 using cases::kCausal;
 using cases::kNone;
 
+/** Whether a sink logit leaves so little to the keys of a row that its lse rounds to the logit: o
+ * may then round to 0, in fp16, and the row looks as if it saw no key. */
+bool outweighed(const Call& call, int32_t row, int32_t head) {
+  if (call.sink_logits.empty()) return false;
+  const size_t at = static_cast<size_t>(row) * static_cast<size_t>(call.problem.qo_heads) +
+                    static_cast<size_t>(head);
+  return static_cast<float>(ref::answer(call).lse[at]) == call.sink_logits[head];
+}
+
 /** Rows that the oracle says see nothing are empty to the bit, all others are not; returns how many
  * are empty. */
 int32_t count_empty_rows(const Call& call, const Answer& answer) {
@@ -24,8 +33,9 @@ int32_t count_empty_rows(const Call& call, const Answer& answer) {
         for (int32_t j = 0; j < call.kv_len[r] && !sees; ++j)
           sees = ref::visible(call, r, i, j, head / call.group_size());
         const std::string text = cases::row_is_empty(call, answer, call.qo_indptr[r] + i, head);
-        EXPECT_EQ(text.empty(), !sees) << "request " << r << " token " << i << ": " << text;
         any_sees = any_sees || sees;
+        if (text.empty() && sees && outweighed(call, call.qo_indptr[r] + i, head)) continue;
+        EXPECT_EQ(text.empty(), !sees) << "request " << r << " token " << i << ": " << text;
       }
       num_empty += !any_sees;
     }
