@@ -14,51 +14,33 @@
 // V that is Inf or NaN is taken as 0, and what it does to the rows that see it is put in
 // afterwards: a row that does not see it has p = 0 there, and 0 * Inf would not be 0.
 
-constexpr int kPackedHeads = 8;              // whose values are packed at a time
-constexpr int kHalfDims = 64;                // elements of them that are multiplied at a time
-constexpr int kPartRows = 5;                 // rows whose three parts share a tile
-constexpr int64_t kColumnBytes = 4096 + 64;  // four tiles; not a power of two, for the caches' sake
-
-template <int kTile>
-ATTNFOLD_LANE_FN void tile_load(const void* from, int64_t stride) {
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
-                   :
-                   : "r"(from), "r"(stride), "i"(kTile)
-                   : "memory");
-}
-template <int kTile>
-ATTNFOLD_LANE_FN void tile_store(void* to, int64_t stride) {
-  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
-                   :
-                   : "r"(to), "r"(stride), "i"(kTile)
-                   : "memory");
-}
-template <int kTile>
-ATTNFOLD_LANE_FN void tile_zero() {
-  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
-}
-/** C += A B */
-template <int kC, int kA, int kB>
-ATTNFOLD_LANE_FN void tile_multiply() {
-  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
-}
-
-/** Tiles of 16 x 64 bytes while it lives. */
-class TileMode {
- public:
-  TileMode() {
-    alignas(64) unsigned char config[64] = {1};
-    for (int t = 0; t < 8; ++t) {
-      config[16 + 2 * t] = 64;  // bytes of a row
-      config[48 + t] = 16;      // rows
-    }
-    __asm__ volatile("ldtilecfg (%0)" : : "r"(config) : "memory");
+/** How large each tile is. */
+struct TileShapes {
+  alignas(64) unsigned char config[64] = {1};
+  ATTNFOLD_LANE_FN TileShapes all(int rows, int row_bytes) {
+    TileShapes shapes;
+    for (int t = 0; t < 8; ++t) shapes.set(t, rows, row_bytes);
+    return shapes;
   }
-  ~TileMode() { __asm__ volatile("tilerelease"); }
+  void set(int tile, int rows, int row_bytes) {
+    config[16 + 2 * tile] = static_cast<unsigned char>(row_bytes);
+    config[48 + tile] = static_cast<unsigned char>(rows);
+  }
+  void configure() const { tile_configure(config); }
 };
 
+/** Tiles of 16 x 64 bytes, at first, while it lives. */
+class TileMode {
+ public:
+  TileMode() { TileShapes::all(16, 64).configure(); }
+  ~TileMode() { tile_release(); }
+};
+
+/** Weights are the sum of kParts numbers in bf16: all of a float32 in three, rounded in one. */
+template <int kParts>
 struct MatrixScores : PairQueries {
   static constexpr bool kMatrix = true;
+  static constexpr int kWeightParts = kParts;
   using Mode = TileMode;
 };
 
@@ -94,7 +76,7 @@ ATTNFOLD_LANE_FN void ask_ahead(Ahead* a) {
   for (int64_t left = a->share; left > 0 && a->rows != nullptr;) {
     const char* at = a->rows[a->row] + a->offset + a->at;
     const int64_t here = a->row_bytes - a->at, bytes = here < left ? here : left;
-    for (const char* end = at + bytes; at < end; at += 64) prefetch(at);
+    for (const char* end = at + bytes; at < end; at += 64) _mm_prefetch(at, kPrefetchInto);
     left -= bytes;
     a->at += bytes;
     if (a->at < a->row_bytes) continue;
@@ -169,81 +151,33 @@ ATTNFOLD_LANE_FN __m512 rest(__m512 x) {
   return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)));
 }
 
-// Many rows of one head (tile.inl).
-
-/** tile_scores: s[n][r], 32 keys x 32 rows at a time. */
-ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const char* k, int depth, int begin,
-                                         int end, float* s) {
-  const int64_t row_bytes = int64_t{depth} * 4;
-  constexpr int64_t kStride = kTileRows * sizeof(float);
-  for (int n = begin & ~15; n < end; n += 32) {
-    const bool both = n + 16 < end;
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    for (int d = 0; d < depth; d += 16) {
-      tile_load<4>(k + n * row_bytes + d * 4, row_bytes);
-      tile_load<6>(q + d * kTileRows, kStride);
-      tile_load<7>(q + d * kTileRows + 16, kStride);
-      tile_multiply<0, 4, 6>();
-      tile_multiply<1, 4, 7>();
-      if (!both) continue;
-      tile_load<5>(k + (n + 16) * row_bytes + d * 4, row_bytes);
-      tile_multiply<2, 5, 6>();
-      tile_multiply<3, 5, 7>();
-    }
-    tile_store<0>(s + n * kTileRows, kStride);
-    tile_store<1>(s + n * kTileRows + 16, kStride);
-    if (!both) continue;
-    tile_store<2>(s + (n + 16) * kTileRows, kStride);
-    tile_store<3>(s + (n + 16) * kTileRows + 16, kStride);
-  }
+/** Lanes of both, rounded to nearest even. */
+ATTNFOLD_LANE_FN __m512i round_to_bf16(Lanes first, Lanes second) {
+  return (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v);
 }
 
-/** V^T of keys [begin, end): [o_stride / 16][4][16 elements in lane order][32 keys]; true if some
- * are not finite. */
-inline bool pack_matrix_values(const LeafRows& rows, int64_t head_offset, int begin, int end,
-                               int head_dim, char* out) {
-  bool special = false;
-  alignas(64) uint32_t low[16 * 16], high[16 * 16];
-  for (int n = begin / 32 * 32; n < end; n += 32) {
-    for (int d = 0; d < head_dim; d += kChunk) {
-      for (int i = 0; i < 16; ++i) {
-        const KeyPair pair =
-            key_pair(rows, head_offset, n + 2 * i, begin, end, d, head_dim, &special);
-        _mm512_store_si512(low + i * 16, pair.low);
-        _mm512_store_si512(high + i * 16, pair.high);
-      }
-      transpose_16(low, 16, low, 16);
-      transpose_16(high, 16, high, 16);
-      for (int i = 0; i < kChunk; ++i) {  // element d + i
-        const uint32_t* from = (i % 8 < 4 ? low : high) + (i / 8 * 4 + i % 4) * 16;
-        char* to = out + ((d / 16 + i % 2) * 4 + n / 32) * 1024 + i / 2 * 64;
-        memcpy(to, from, 64);
-      }
-    }
-  }
-  return special;
+/** exp2_lanes(x), bit for bit, for x <= 127, with fewer instructions. */
+ATTNFOLD_LANE_FN Lanes exp2_of_difference(Lanes x) {
+  const Lanes shift = splat(0x1.8p23f);
+  const Lanes n = sub(add(x, shift), shift);  // to nearest even; of no matter below -126
+  const Lanes f = sub(x, n);
+  Lanes p = splat(1.53264627e-4f);
+  p = fma(p, f, splat(1.33908063e-3f));
+  p = fma(p, f, splat(9.61850584e-3f));
+  p = fma(p, f, splat(5.55035993e-2f));
+  p = fma(p, f, splat(2.40226477e-1f));
+  p = fma(p, f, splat(6.93147182e-1f));
+  p = fma(p, f, splat(1.0f));
+  const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(keep, p.v, n.v)};
 }
 
-/** B tiles of the parts of P^T: [part][4][vec][16 pairs of keys][16 rows]. */
-ATTNFOLD_LANE_FN void pack_tile_weights(const float* s, int begin, int end, char* out) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  for (int n = begin / 32 * 32; n < (end + 31) / 32 * 32; n += 2) {
-    for (int vec = 0; vec < kTileVecs; ++vec) {
-      const float* p = s + n * kTileRows + vec * 16;
-      __m512 a = _mm512_setzero_ps(), b = a;
-      if (n >= begin && n < end) a = _mm512_load_ps(p);
-      if (n + 1 >= begin && n + 1 < end) b = _mm512_load_ps(p + kTileRows);
-      char* to = out + (n / 32 * kTileVecs + vec) * 1024 + n % 32 / 2 * 64;
-      for (int part = 0; part < 3; ++part) {
-        const __m512i first = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
-        const __m512i second = _mm512_and_si512(_mm512_castps_si512(b), upper);
-        _mm512_store_si512(to + part * (4 * kTileVecs * 1024), _mm512_or_si512(first, second));
-        a = rest(a);
-        b = rest(b);
-      }
-    }
-  }
+/** 4 x 4 words in each 128 bits, transposed. */
+ATTNFOLD_LANE_FN void transpose_quarters(__m512i* x) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+  x[0] = _mm512_unpacklo_epi64(a, c);
+  x[1] = _mm512_unpackhi_epi64(a, c);
+  x[2] = _mm512_unpacklo_epi64(b, d);
+  x[3] = _mm512_unpackhi_epi64(b, d);
 }

@@ -120,7 +120,7 @@ size_t tile_scratch_bytes(const Problem& p, size_t rows) {
   // matrix_scratch (amx.inl): rows in groups of 16, head by head.
   const size_t groups = rows / 16 + std::min(rows, static_cast<size_t>(p.kv_heads));
   const size_t parts = rows / 5 + std::min(rows, static_cast<size_t>(p.kv_heads));
-  const size_t matrix = groups * q_stride * 8 + parts * 1024 + 8 * state_row / 16 * 1040;
+  const size_t matrix = groups * q_stride * 8 + parts * 1024 + 8192;
   return std::max(floats, matrix) * sizeof(float) + 16 * 64;
 }
 

@@ -304,29 +304,6 @@ void pack_values(const LeafRows& rows, int64_t head_offset, int begin, int end, 
   }
 }
 
-template <class S>
-ATTNFOLD_LANE_FN void block_scores(const UnitWork<S>& w, const TileWork<S>& tile, int block,
-                                   const TileKeys& keys) {
-  const typename S::TileQ* q = tile.q + block * tile.block_q;
-  const int depth = S::tile_depth(w.q_stride);
-  if constexpr (S::kMatrix) {
-    matrix_tile_scores(q, tile.k, depth, keys.begin, keys.end, tile.s);
-  } else {
-    tile_scores<S>(q, tile.k, depth, keys.begin / kTileKeys * kTileKeys,
-                   (keys.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
-  }
-}
-
-template <class S>
-ATTNFOLD_LANE_FN void block_values(const UnitWork<S>& w, const TileWork<S>& tile, int block,
-                                   const TileKeys& keys, int64_t v_offset) {
-  if constexpr (S::kMatrix) {
-    matrix_tile_values(w, tile, keys, v_offset, block);
-  } else {
-    tile_values(tile, keys, w.leaf.o_stride);
-  }
-}
-
 /** Folds one leaf of all rows into `chunk`. */
 template <DType T, class S>
 __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf) {
@@ -341,12 +318,7 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
   const int end = ((keys.keys.end > keys.keys.begin ? keys.keys.end : keys.keys.sink) + 15) & ~15;
   S::pack_keys(*w.k, head * t.k.stride_head * bytes, begin, end, w.p.head_dim_qk, tile.k);
   const int64_t v_offset = head * t.v.stride_head * bytes;
-  if constexpr (S::kMatrix) {
-    tile.special = pack_matrix_values(*w.v, v_offset, begin, end, w.p.head_dim_vo,
-                                      reinterpret_cast<char*>(tile.v));
-  } else {
-    pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
-  }
+  pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
   const int64_t o_stride = w.leaf.o_stride;
   const ScoreMod mod = score_mod(w, 0);
   for (int block = 0; block < tile.num_blocks; ++block) {
@@ -357,7 +329,9 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       }
       continue;
     }
-    block_scores(w, tile, block, seen);
+    tile_scores<S>(tile.q + block * tile.block_q, tile.k, S::tile_depth(w.q_stride),
+                   seen.begin / kTileKeys * kTileKeys,
+                   (seen.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
     for (int vec = 0; vec < kTileVecs; ++vec) tile_softmax(tile, vec, seen, mod);
     const TileStates chunk = block_of(tile.chunk, block, o_stride);
     if (tile.chunk.empty) {
@@ -365,10 +339,10 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
       float* leaf_o = tile.leaf.o;
       tile.leaf.o = chunk.o;
-      block_values(w, tile, block, seen, v_offset);
+      tile_values(tile, seen, o_stride);
       tile.leaf.o = leaf_o;
     } else {
-      block_values(w, tile, block, seen, v_offset);
+      tile_values(tile, seen, o_stride);
       fold_block(chunk, tile.leaf, o_stride);
     }
   }
@@ -464,7 +438,14 @@ __attribute__((noinline)) void attend_tiles(UnitWork<S>& w, const Item& item) {
       const int edge = chunk_end(w.unit, at);
       const int end = edge < span.leaf_end ? edge : span.leaf_end;
       tile.chunk.empty = true;
-      for (; at < end; ++at) tile_leaf<T>(w, tile, leaf_at(w.unit, at));
+      for (; at < end; ++at) {
+        const int leaf = leaf_at(w.unit, at);
+        if constexpr (S::kMatrix) {
+          matrix_tile_leaf(w, tile, leaf, at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
+        } else {
+          tile_leaf<T>(w, tile, leaf);
+        }
+      }
       if (span.kind == SpanKind::row)
         fold_tiles(&tile.total, &tile.chunk, tile.num_blocks, o_stride);
     }

@@ -15,13 +15,18 @@
 #include "cpu/kernel_row.h"
 #include "cpu/target_region.h"
 
-ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+ATTNFOLD_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 namespace attnfold::cpu::amx_bf16 {
 namespace {
-// Into L2.
-constexpr _mm_hint kPrefetchInto = _MM_HINT_T1;
+// Into L1.
+constexpr _mm_hint kPrefetchInto = _MM_HINT_T0;
 #include "cpu/simd/avx512.h"
+#ifdef ATTNFOLD_EMULATE_AMX
+#include "cpu/simd/amx_emulated.h"
+#else
+#include "cpu/simd/amx.h"
+#endif
 // clang-format off
 #include "core/lane_math.inl"
 #include "cpu/scores.inl"
@@ -40,7 +45,7 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T1;
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
       {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, "cpu-amx-1/bf16",
-       run_worker<DType::bf16, MatrixScores>, merge_shared<DType::bf16>},
+       run_worker<DType::bf16, MatrixScores<3>>, merge_shared<DType::bf16>},
   };
   return {kRows, 1};
 }
