@@ -25,7 +25,7 @@ bool bit(uint32_t word, int i) { return (word >> i) & 1u; }
 
 /** Asks for the state of AMX tiles, for all threads of this process: without, the first tile
  * instruction is a fault. */
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -47,10 +47,14 @@ Features detect() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   f.avx512 = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);
-  const bool tiles = (registers & 0x60000u) == 0x60000u && bit(d, 22) && bit(d, 24);
   uint32_t a1 = 0, b1, c1, d1;
   if (a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) f.avx512_bf16 = f.avx512 && bit(a1, 5);
-  f.amx_bf16 = f.avx512 && tiles && may_use_tiles();
+#ifdef ATTNFOLD_EMULATE_AMX  // tests: cpu/simd/amx_emulated.h
+  f.amx_bf16 = f.avx512_bf16;
+#else
+  const bool tiles = (registers & 0x60000u) == 0x60000u && bit(d, 22) && bit(d, 24);
+  f.amx_bf16 = f.avx512_bf16 && tiles && may_use_tiles();
+#endif
   f.slow_bf16_dot = intel;
   return f;
 }
