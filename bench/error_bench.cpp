@@ -70,6 +70,7 @@ constexpr const char* kIsas[] = {
     "scalar",
 #if defined(__x86_64__)
     "avx512_bf16",
+    "avx512_bf16_p16",
     "amx_bf16",
 #endif
 };
@@ -111,8 +112,9 @@ int main() {
         return 1;
       }
       const Errors e = errors_of(truth, run.answer);
-      const auto verdict = attnfold::check::judge(call, truth, run.answer.o.data(), DType::f32,
-                                                  run.answer.lse.data(), 0);
+      const auto verdict = attnfold::check::judge(
+          call, truth, run.answer.o.data(), DType::f32, run.answer.lse.data(), 0,
+          attnfold::check::bound_of(run.answer.numerics_id));
       std::printf("| %s | %s | %s | %.1e | %.1e | %.1e | %.1e | %.1e | %.2f |\n", w.name,
                   attnfold::dtype_name(static_cast<DType>(w.kv)), run.answer.numerics_id.c_str(),
                   e.rms, e.max, largest(truth.naive_o_err), e.lse, largest(truth.naive_lse_err),

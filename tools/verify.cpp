@@ -55,25 +55,35 @@ std::string execution_text(const attnfold_execution& execution) {
                      execution.num_workers, execution.cut_seed);
 }
 
+/** Kernel names read cpu_<isa>/.. */
+std::string isa_of(const std::string& kernel) {
+  const size_t begin = kernel.find('_') + 1;
+  return kernel.substr(begin, kernel.find('/') - begin);
+}
+
 }  // namespace
 
 Verdict verify_call(const check::Call& call, const VerifyOptions& options,
                     const std::function<void(const std::string&)>& step) {
   Verdict verdict;
   verdict.num_rows = call.num_rows() * call.problem.qo_heads;
-  const char* isa = isa_or_null(options.isa);
+  std::string isa = options.isa;
   check::Call wide = call;  // schedules are compared in float32, where no rounding hides a bit
   wide.problem.o_dtype = ATTNFOLD_F32;
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
-  execution.isa = isa;
+  execution.isa = isa_or_null(isa);
   execution.backend = options.backend;
 
   step("engine");
+  const check::RunResult narrow = check::run_engine(call, execution);
+  if (narrow.status != ATTNFOLD_OK) return refused(std::move(verdict), narrow);
+  if (options.backend == ATTNFOLD_CPU) {  // the type of o has a say in the choice of a row
+    isa = isa_of(narrow.answer.kernel);
+    execution.isa = isa.c_str();
+  }
   const check::RunResult first = check::run_engine(wide, execution);
   if (first.status != ATTNFOLD_OK) return refused(std::move(verdict), first);
   verdict.kernel = first.answer.kernel;
-  const check::RunResult narrow = check::run_engine(call, execution);
-  if (narrow.status != ATTNFOLD_OK) return refused(std::move(verdict), narrow);
 
   step("oracle");
   const ref::Truth truth = ref::answer(call);
@@ -83,16 +93,16 @@ Verdict verify_call(const check::Call& call, const VerifyOptions& options,
   if (call.recorded_o != nullptr) {
     verdict.recorded_lse = !call.recorded_lse.empty();
     const float* lse = call.recorded_lse.empty() ? nullptr : call.recorded_lse.data();
-    verdict.recorded =
-        check::judge(call, truth, call.recorded_o->data(), call.recorded_o_dtype, lse, 1);
+    verdict.recorded = check::judge(call, truth, call.recorded_o->data(), call.recorded_o_dtype,
+                                    lse, 1, check::bound_of_recorded(call));
   }
   if (!verdict.engine->right) return wrong(std::move(verdict), "engine: " + verdict.engine->text);
   const std::string rounding = rounding_difference(call, first.answer, narrow.answer);
   if (!rounding.empty()) return wrong(std::move(verdict), "engine: " + rounding);
 
   step("schedules");
-  for (const attnfold_execution& other :
-       check::distinct_schedules(wide, options.schedules, options.seed, isa, options.backend)) {
+  for (const attnfold_execution& other : check::distinct_schedules(
+           wide, options.schedules, options.seed, execution.isa, options.backend)) {
     step(fmt::format("schedule {} of {}", verdict.num_schedules + 1, options.schedules));
     const check::RunResult result = check::run_engine(wide, other);
     if (result.status != ATTNFOLD_OK) return refused(std::move(verdict), result);

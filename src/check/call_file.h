@@ -22,4 +22,7 @@ LoadResult parse_call(const void* bytes, size_t size, const std::string& name_fo
 std::string save_call(const Call& call, const std::string& path);
 std::string save_answer(const Call& call, const Answer& answer, const std::string& path);
 
+/** What it says there of who answered. */
+std::string by_line(const Answer& answer);
+
 }  // namespace attnfold::check

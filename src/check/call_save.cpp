@@ -229,10 +229,13 @@ std::string save_call(const Call& call, const std::string& path) {
   return CallWriter(call).write(o, call.recorded_o_dtype, lse, call.recorded_by, path);
 }
 
+std::string by_line(const Answer& answer) {
+  return "attnfold, " + answer.kernel + ", numerics " + answer.numerics_id;
+}
+
 std::string save_answer(const Call& call, const Answer& answer, const std::string& path) {
-  const std::string by = "attnfold, " + answer.kernel + ", numerics " + answer.numerics_id;
   return CallWriter(call).write(answer.o.data(), static_cast<DType>(call.problem.o_dtype),
-                                answer.lse.data(), by, path);
+                                answer.lse.data(), by_line(answer), path);
 }
 
 }  // namespace attnfold::check

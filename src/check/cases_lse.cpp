@@ -60,7 +60,8 @@ std::string lse_base_merge_prefix_suffix(uint64_t seed, const char* isa) {
   as_answer.o = Buffer(merged.o.size() * sizeof(float));
   std::copy(merged.o.begin(), merged.o.end(), reinterpret_cast<float*>(as_answer.o.data()));
   as_answer.lse = merged.lse;
-  ATTNFOLD_HOLD(judge_tokens(s.whole, as_answer, sample_tokens(s.whole, 4)));
+  ATTNFOLD_HOLD(
+      judge_tokens(s.whole, as_answer, sample_tokens(s.whole, 4), bound_of_merged(merged)));
   double weight = 0;  // of the suffix in the last token, whose 64 keys of 3136 weigh about 2 %
   for (int32_t h = 0; h < heads; ++h) {
     weight += std::exp(sides[1].lse[63 * heads + h] - merged.lse[63 * heads + h]) / heads;
@@ -138,7 +139,8 @@ std::string lse_unsplit_tile_noncausal(uint64_t seed, const char* isa) {
   as_answer.o = Buffer(merged.o.size() * sizeof(float));
   std::copy(merged.o.begin(), merged.o.end(), reinterpret_cast<float*>(as_answer.o.data()));
   as_answer.lse = merged.lse;
-  return in("merged", judge_tokens(s.whole, as_answer, sample_tokens(s.whole, 3)));
+  return in("merged",
+            judge_tokens(s.whole, as_answer, sample_tokens(s.whole, 3), bound_of_merged(merged)));
 }
 
 std::string lse_split_batch_decode(uint64_t seed, const char* isa) {

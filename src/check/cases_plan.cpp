@@ -48,6 +48,7 @@ std::string Plan::run(const Call& call, Answer& out) {
   const attnfold_status status = attnfold_plan_run(plan_, &tensors, workspace_.data(),
                                                    workspace_.size() * sizeof(float), nullptr);
   out.lse.resize(heads);
+  out.numerics_id = attnfold_plan_numerics_id(plan_);
   if (status != ATTNFOLD_OK) return failure("attnfold_plan_run", status);
   out.report.struct_size = sizeof(out.report);
   const attnfold_status reported = attnfold_plan_get_report(plan_, &out.report);
@@ -115,6 +116,7 @@ std::string run_spaced(const Call& call, const attnfold_execution& execution, An
   }
   out.o = Buffer(static_cast<size_t>(rows * heads * width * o_bytes));
   out.lse.resize(static_cast<size_t>(rows * heads));
+  out.numerics_id = attnfold_plan_numerics_id(plan.get());
   ATTNFOLD_HOLD(collect(o.data(), o_elements, rows, heads, width, row_stride, head_stride, o_bytes,
                         out.o.data(), "o"));
   return collect(lse.data(), lse_elements, rows, heads, 1, lse_row_stride, 2, 4,
@@ -125,6 +127,7 @@ State state_of(const Call& call, const Answer& answer) {
   const attnfold_problem& p = call.problem;
   State state;
   state.lse = answer.lse;
+  state.rounds_weights = bound_of(answer.numerics_id).weights != Weights::kFloat32;
   state.o.resize(answer.lse.size() * p.head_dim_vo);
   for (size_t i = 0; i < state.o.size(); ++i) {
     state.o[i] = load_f32(answer.o.data(), static_cast<DType>(p.o_dtype), static_cast<int64_t>(i));
@@ -141,7 +144,11 @@ attnfold_state view(State& state) {
 
 std::string merge(int64_t rows, int32_t heads, int32_t width, std::span<State> states, State& out) {
   std::vector<attnfold_state> views;
-  for (State& s : states) views.push_back(view(s));
+  out.rounds_weights = false;
+  for (State& s : states) {
+    views.push_back(view(s));
+    out.rounds_weights = out.rounds_weights || s.rounds_weights;
+  }
   out.o.assign(static_cast<size_t>(rows) * heads * width, kNaN);
   out.lse.assign(static_cast<size_t>(rows) * heads, kNaN);
   const attnfold_state to = view(out);
@@ -150,8 +157,15 @@ std::string merge(int64_t rows, int32_t heads, int32_t width, std::span<State> s
   return status == ATTNFOLD_OK ? "" : failure("attnfold_merge", status);
 }
 
+Bound bound_of_merged(const State& state) {
+  Bound bound;
+  if (state.rounds_weights) bound.weights = Weights::kRoundedSomehow;
+  return bound;
+}
+
 std::string judge_state(const Call& call, const State& state, const ref::Truth& truth) {
-  const Judgement j = judge(call, truth, state.o.data(), DType::f32, state.lse.data(), 0);
+  const Judgement j =
+      judge(call, truth, state.o.data(), DType::f32, state.lse.data(), 0, bound_of_merged(state));
   return j.right ? "" : j.text;
 }
 

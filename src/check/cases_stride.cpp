@@ -197,7 +197,8 @@ std::string cpu_isa_not_used(uint64_t seed, const char*) {
     if (answer.kernel.rfind(std::string("cpu_") + info.isa + "/", 0) != 0) {
       return std::string("forced ") + info.isa + ", got " + answer.kernel;
     }
-    const Judgement j = judge(call, truth, answer.o.data(), DType::bf16, answer.lse.data(), 1);
+    const Judgement j = judge(call, truth, answer.o.data(), DType::bf16, answer.lse.data(), 1,
+                              bound_of(answer.numerics_id));
     if (!j.right) return std::string(info.name) + ": " + j.text;
     for (const Answer& other : answers) {
       if (other.numerics_id == answer.numerics_id) {

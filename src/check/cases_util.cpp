@@ -349,19 +349,25 @@ std::string text_of(double value) {
 namespace {
 
 std::string judge_with(const Call& call, const ref::Truth& truth, const std::byte* o,
-                       const float* lse) {
+                       const float* lse, Bound bound) {
   const DType type = static_cast<DType>(call.problem.o_dtype);
-  const Judgement j = judge(call, truth, o, type, lse, type == DType::f32 ? 0 : 1);
+  const Judgement j = judge(call, truth, o, type, lse, type == DType::f32 ? 0 : 1, bound);
   return j.right ? "" : j.text;
 }
 
 }  // namespace
 
 std::string judge_answer(const Call& call, const Answer& answer) {
-  return judge_with(call, ref::answer(call), answer.o.data(), answer.lse.data());
+  return judge_with(call, ref::answer(call), answer.o.data(), answer.lse.data(),
+                    bound_of(answer.numerics_id));
 }
 
 std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens) {
+  return judge_tokens(call, answer, tokens, bound_of(answer.numerics_id));
+}
+
+std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens,
+                         Bound bound) {
   const attnfold_problem& p = call.problem;
   const int64_t row_bytes =
       static_cast<int64_t>(p.qo_heads) * p.head_dim_vo * dtype_bytes(static_cast<DType>(p.o_dtype));
@@ -373,7 +379,7 @@ std::string judge_tokens(const Call& call, const Answer& answer, std::span<const
     const Call one = token_call(call, t.request, t.token, seen);
     ATTNFOLD_HOLD(in("request " + std::to_string(t.request) + " token " + std::to_string(t.token),
                      judge_with(one, ref::answer(one), answer.o.data() + row * row_bytes,
-                                answer.lse.data() + row * p.qo_heads)));
+                                answer.lse.data() + row * p.qo_heads, bound)));
   }
   return "";
 }

@@ -168,6 +168,8 @@ struct TokenRef {
 /** Only these tokens against the oracle; the mask must be causal, or none without a window_right.
  */
 std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens);
+std::string judge_tokens(const Call& call, const Answer& answer, std::span<const TokenRef> tokens,
+                         Bound bound);
 
 /** About `per_request` tokens of every request: the first, the last, and evenly between. */
 std::vector<TokenRef> sample_tokens(const Call& call, int32_t per_request);
@@ -236,9 +238,12 @@ std::string run_spaced(const Call& call, const attnfold_execution& execution, An
 /** Outputs of attention in float32, by row and head, to be merged. */
 struct State {
   std::vector<float> o, lse;  // [rows, heads, head_dim_vo], [rows, heads]
+  bool rounds_weights = false;
 };
 State state_of(const Call& call, const Answer& answer);
 attnfold_state view(State& state);
+/** Leaves of a part need not be leaves of the whole. */
+Bound bound_of_merged(const State& state);
 
 /** Merges into a fresh State; "" or the status and text. */
 std::string merge(int64_t rows, int32_t heads, int32_t width, std::span<State> states, State& out);

@@ -9,15 +9,28 @@
 
 namespace attnfold::check {
 
+/** How a row keeps the weights that multiply v; their sum is of float32 in any case. */
+enum class Weights {
+  kFloat32,
+  kRounded,        // to the type of v, relative to the largest of a leaf: what that does is known
+  kRoundedSomehow  // to the type of v, relative to anything: at most half a unit in the last place
+};
+
 /** The bound of promise P1, in one place.  docs/numerics.md states it. */
 struct Bound {
   double naive_factor = 2.0;
   double floor = 0x1p-20;  // times max|v| for o, times max(1, |lse|) for lse
-  double p_rounding = 0;   // times max|v|, for o: of rows that round p to 16 bits, half a unit in its last place
+  Weights weights = Weights::kFloat32;
 };
 
 /** The bound of a kernel row's family. */
 Bound bound_of(const std::string& numerics_id);
+
+/** The bound of a call's recorded answer: that of the row which gave it, if the file says so. */
+Bound bound_of_recorded(const Call& call);
+
+/** What 16-bit weights add to the bound of an element of o. */
+double weight_rounding(const ref::Truth& truth, const Bound& bound, int64_t element);
 
 struct Judgement {
   bool right = true;

@@ -41,6 +41,8 @@ template <int kParts>
 struct MatrixScores : PairQueries {
   static constexpr bool kMatrix = true;
   static constexpr int kWeightParts = kParts;
+  static constexpr bool kKeyPairs = false;
+  static constexpr LaneOrder kOrder = LaneOrder::halves;
   using Mode = TileMode;
 };
 

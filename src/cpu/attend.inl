@@ -327,7 +327,7 @@ LeafKeys common_keys(const UnitWork<S>& w) {
 
 template <DType T, class S>
 void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* next_leaf) {
-  const LeafKeys common = common_keys(w);
+  [[maybe_unused]] const LeafKeys common = common_keys(w);
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
                 k_head_bytes = w.args.tensors.k.stride_head * bytes;
@@ -349,7 +349,9 @@ void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* nex
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
         const int row = h * w.head_rows + r;
         const char* const* next_rows = r == 0 ? ahead.row : w.v->row + n;
-        if (n >= common.begin && n + 16 <= common.end) {
+        if constexpr (S::kKeyPairs) {
+          pair_values(w, row, rows, n, head * head_bytes, next_rows);
+        } else if (n >= common.begin && n + 16 <= common.end) {
           value_rows<T>(rows, w.s + row * kLeaf, w.v->row, head * head_bytes, n, n + 16,
                         w.p.head_dim_vo, next_rows - n, w.leaf.o + row * w.leaf.o_stride,
                         w.leaf.o_stride);
@@ -528,6 +530,7 @@ void leaf_weights(const UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
     leaf_softmax(s, seen, w.by_bits ? &w.bits[token] : nullptr, score_mod(w, r), distance,
                  w.leaf.m + r, w.leaf.l + r);
     if (w.args.tensors.v_scale.data) scale_weights(s, seen, w.v_scale);
+    if constexpr (S::kKeyPairs) S::round_weights(s);
   }
 }
 
@@ -585,7 +588,7 @@ ATTNFOLD_LANE_FN void narrow_row(const float* from, int n, void* out, DType type
 }
 
 /** Rows [begin, end) of the unit, finished: o = total.o / total.l in o's type, lse. */
-void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DType lane_type,
+void finish_rows(const RunArgs& args, const Unit& unit, const States& total, LaneOrder order,
                  int begin, int end) {
   const Problem& p = *args.problem;
   const View<char>& o = args.tensors.o;
@@ -614,8 +617,7 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, DTy
     for (int d = 0; d < p.head_dim_vo; d += kChunk) {
       const int n = p.head_dim_vo - d < kChunk ? p.head_dim_vo - d : kChunk;
       float chunk[kChunk];
-      for (int e = 0; e < kChunk; ++e)
-        chunk[e] = acc[d + (lane_type == DType::bf16 ? lane_slot<DType::bf16>(e) : e)];
+      for (int e = 0; e < kChunk; ++e) chunk[e] = acc[d + lane_of(order, e)];
       narrow_row(chunk, n, out + d * dtype_bytes(p.o_dtype), p.o_dtype);
     }
     if (args.tensors.lse) {

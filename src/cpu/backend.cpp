@@ -84,6 +84,10 @@ const std::vector<const KernelRow*>& kernel_table() {
   return table;
 }
 
+bool is_default_for(const KernelRow& row, const Problem& problem) {
+  return !row.rounds_weights || problem.o_dtype == DType::bf16 || problem.o_dtype == DType::e4m3;
+}
+
 std::string why_row_rejects(const KernelRow& row, const Problem& problem) {
   const std::string machine = why_not(row.isa);
   if (!machine.empty()) return machine;

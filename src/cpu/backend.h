@@ -18,6 +18,10 @@ namespace attnfold::cpu {
 /** Every row of this build, in order of preference on this machine. */
 const std::vector<const KernelRow*>& kernel_table();
 
+/** Whether a row is taken for a problem without being named: one that rounds weights where o is
+ * rounded as much anyway. */
+bool is_default_for(const KernelRow& row, const Problem& problem);
+
 /** "" if the row serves the problem on this machine; else the field that it does not serve, in
  * words. */
 std::string why_row_rejects(const KernelRow& row, const Problem& problem);

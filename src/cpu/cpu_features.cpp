@@ -74,8 +74,8 @@ std::string why_not(const char* isa) {
   if (std::strcmp(isa, "avx2") == 0 && !f.avx2) return "this CPU or system lacks AVX2, FMA or F16C";
   if (std::strcmp(isa, "avx512") == 0 && !f.avx512)
     return "this CPU or system lacks AVX-512 F, BW, DQ or VL";
-  if (std::strcmp(isa, "avx512_bf16") == 0 && !f.avx512_bf16)
-    return "this CPU or system lacks AVX512_BF16";
+  const bool dot = std::strcmp(isa, "avx512_bf16") == 0 || std::strcmp(isa, "avx512_bf16_p16") == 0;
+  if (dot && !f.avx512_bf16) return "this CPU or system lacks AVX512_BF16";
   if (std::strcmp(isa, "amx_bf16") == 0 && !f.amx_bf16)
     return "this CPU or system lacks AMX with bf16 tiles";
   return "";

@@ -45,6 +45,8 @@ struct KernelRow {
   const char* q_dtypes;
   DType kv_dtype;
   bool q_is_kv_dtype;  // false: any q type
+  // Weights are rounded to the type of v: chosen by name, or where o is rounded as much anyway.
+  bool rounds_weights;
   const char* numerics_id;
   void (*run_worker)(const RunArgs&, int32_t worker);
   void (*merge)(const RunArgs&, const MergeTask&);

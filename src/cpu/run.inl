@@ -40,7 +40,7 @@ void attend_item(const RunArgs& args, int worker, const Item& item) {
       if (span.kind == SpanKind::row) fold_states(w.total, w.chunk, w.rows);
     }
   }
-  if (item.state_offset < 0) finish_rows(args, w.unit, w.total, T, 0, w.rows);
+  if (item.state_offset < 0) finish_rows(args, w.unit, w.total, S::kOrder, 0, w.rows);
 }
 
 template <DType T, class S>
@@ -92,7 +92,7 @@ ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, 
 
 /** Rows [begin, end) of a unit, of one kv head if its request has leaves in prefix units: the
  * states of all their spans, folded in the canonical order. */
-template <DType T>
+template <LaneOrder kOrder>
 void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
   RowFold fold{};
   const int head_rows = unit.num_qo * args.problem->group_size;
@@ -110,17 +110,22 @@ void merge_rows(const RunArgs& args, const Unit& unit, int begin, int end) {
   total.m -= begin;  // finish_rows counts rows of the unit
   total.l -= begin;
   total.o -= begin * total.o_stride;
-  finish_rows(args, unit, total, T, begin, end);
+  finish_rows(args, unit, total, kOrder, begin, end);
 }
 
-template <DType T>
-void merge_shared(const RunArgs& args, const MergeTask& task) {
+template <LaneOrder kOrder>
+void merge_states(const RunArgs& args, const MergeTask& task) {
   const Unit& unit = args.schedule->units[task.unit];
-  if (unit.member < 0) return merge_rows<T>(args, unit, task.row_begin, task.row_end);
+  if (unit.member < 0) return merge_rows<kOrder>(args, unit, task.row_begin, task.row_end);
   const int head_rows = unit.num_qo * args.problem->group_size;
   for (int begin = task.row_begin, end; begin < task.row_end; begin = end) {
     end = begin / head_rows * head_rows + head_rows;
     if (end > task.row_end) end = task.row_end;
-    merge_rows<T>(args, unit, begin, end);
+    merge_rows<kOrder>(args, unit, begin, end);
   }
+}
+
+template <DType T>
+void merge_shared(const RunArgs& args, const MergeTask& task) {
+  merge_states<order_of(T)>(args, task);
 }

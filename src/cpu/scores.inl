@@ -43,12 +43,28 @@ ATTNFOLD_LANE_FN constexpr int lane_slot(int e) {
   return T == DType::bf16 ? (e % 2) * 16 + e / 2 : e;
 }
 
+/** How 32 elements of o lie in 32 lanes. */
+enum class LaneOrder {
+  plain,   // one after the other
+  halves,  // even ones first, as load32 has bf16
+  quads    // 4 of each 8 first, as the words of two rows are interleaved within 128 bits
+};
+ATTNFOLD_LANE_FN constexpr int lane_of(LaneOrder order, int e) {
+  if (order == LaneOrder::quads) return e % 8 / 4 * 16 + e / 8 * 4 + e % 4;
+  return order == LaneOrder::halves ? lane_slot<DType::bf16>(e) : e;
+}
+ATTNFOLD_LANE_FN constexpr LaneOrder order_of(DType type) {
+  return type == DType::bf16 ? LaneOrder::halves : LaneOrder::plain;
+}
+
 /** Scores by float32 fma on widened keys; q in float32, in lane order. */
 template <DType T>
 struct FmaScores {
   using Q = float;
   static constexpr DType kKeys = T;
   static constexpr bool kMatrix = false;
+  static constexpr bool kKeyPairs = false;
+  static constexpr LaneOrder kOrder = order_of(T);
   struct Mode {};
   using Chunk = Pair;
   ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return load32<T>(k); }

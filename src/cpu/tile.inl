@@ -44,7 +44,7 @@ struct TileWork {
   int64_t block_q;                // elements of q of a block
   typename S::TileQ* q;           // [block][S::tile_depth][kTileRows]
   char* k;                        // S::pack_keys' layout
-  float* v;                       // [o_stride / 16][kLeaf][16]
+  float* v;                       // [o_stride / 16][kLeaf][16], or as pair_values.inl says
   float* s;                       // [kLeaf][kTileRows]
   bool special;                   // with AMX: some values of the leaf at hand are not finite
   float *begin, *end, *sink;      // [kTileRows] of the block at hand: what its rows see of the leaf
@@ -304,6 +304,16 @@ void pack_values(const LeafRows& rows, int64_t head_offset, int begin, int end, 
   }
 }
 
+template <class S>
+ATTNFOLD_LANE_FN void tile_block_values(const TileWork<S>& tile, const TileKeys& keys,
+                                        int64_t o_stride) {
+  if constexpr (S::kKeyPairs) {
+    pair_tile_values(tile, keys, o_stride);
+  } else {
+    tile_values(tile, keys, o_stride);
+  }
+}
+
 /** Folds one leaf of all rows into `chunk`. */
 template <DType T, class S>
 __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf) {
@@ -318,7 +328,11 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
   const int end = ((keys.keys.end > keys.keys.begin ? keys.keys.end : keys.keys.sink) + 15) & ~15;
   S::pack_keys(*w.k, head * t.k.stride_head * bytes, begin, end, w.p.head_dim_qk, tile.k);
   const int64_t v_offset = head * t.v.stride_head * bytes;
-  pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
+  if constexpr (S::kKeyPairs) {
+    pack_value_pairs(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
+  } else {
+    pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
+  }
   const int64_t o_stride = w.leaf.o_stride;
   const ScoreMod mod = score_mod(w, 0);
   for (int block = 0; block < tile.num_blocks; ++block) {
@@ -339,10 +353,10 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
       float* leaf_o = tile.leaf.o;
       tile.leaf.o = chunk.o;
-      tile_values(tile, seen, o_stride);
+      tile_block_values(tile, seen, o_stride);
       tile.leaf.o = leaf_o;
     } else {
-      tile_values(tile, seen, o_stride);
+      tile_block_values(tile, seen, o_stride);
       fold_block(chunk, tile.leaf, o_stride);
     }
   }
@@ -470,6 +484,6 @@ __attribute__((noinline)) void attend_tiles(UnitWork<S>& w, const Item& item) {
     total.m -= g * 16;
     total.l -= g * 16;
     total.o -= g * 16 * o_stride;
-    finish_rows(w.args, w.unit, total, T, g * 16, g * 16 + rows);
+    finish_rows(w.args, w.unit, total, S::kOrder, g * 16, g * 16 + rows);
   }
 }

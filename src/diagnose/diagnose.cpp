@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "check/judge.h"
 #include "diagnose/twist.h"
 #include "ref/oracle.h"
 
@@ -21,7 +22,8 @@ constexpr double kSlack = 4;
 
 class Detective {
  public:
-  explicit Detective(const check::Call& call) : call_(call), truth_(ref::answer(call)) {}
+  explicit Detective(const check::Call& call)
+      : call_(call), truth_(ref::answer(call)), recorded_bound_(check::bound_of_recorded(call)) {}
 
   Diagnosis work() {
     Diagnosis diagnosis;
@@ -64,12 +66,14 @@ class Detective {
 
   bool o_is(const Place& at, const std::vector<double>& want, double slack) const {
     const int64_t index = index_of(at), width = call_.problem.head_dim_vo;
-    const double bound = slack * (2 * truth_.naive_o_err[static_cast<size_t>(index)] +
-                                  0x1p-20 * truth_.max_abs_v[static_cast<size_t>(index)]);
+    const double base = slack * (2 * truth_.naive_o_err[static_cast<size_t>(index)] +
+                                 0x1p-20 * truth_.max_abs_v[static_cast<size_t>(index)]);
     for (int64_t d = 0; d < width; ++d) {
       const double got = static_cast<double>(
           load_f32(call_.recorded_o->data(), call_.recorded_o_dtype, index * width + d));
       const double x = want[static_cast<size_t>(d)];
+      const double bound =
+          base + slack * check::weight_rounding(truth_, recorded_bound_, index * width + d);
       if (!near(x, got, bound + half_unit(std::fabs(x) + bound))) return false;
     }
     return true;
@@ -196,6 +200,7 @@ class Detective {
   static constexpr size_t kWrongSample = 12, kRightSample = 6;
   const check::Call& call_;
   const ref::Truth truth_;
+  const check::Bound recorded_bound_;
   std::vector<Place> wrong_, right_;  // of the request at hand
   std::map<int32_t, Suspect> suspects_;
   std::map<int32_t, int64_t> wrong_count_;

@@ -32,11 +32,11 @@ std::string isa_names() {
   return text;
 }
 
-/** avx512_bf16 and amx_bf16 have a row for bf16 alone; their names take the AVX-512 rows along for
- * the other types. */
+/** Names with bf16 have a row for bf16 alone; they take the AVX-512 rows along for the other types.
+ */
 bool isa_admits(const std::string& isa, const char* row_isa) {
   return isa.empty() || isa == row_isa ||
-         ((isa == "avx512_bf16" || isa == "amx_bf16") && std::strcmp(row_isa, "avx512") == 0);
+         (isa.find("_bf16") != std::string::npos && std::strcmp(row_isa, "avx512") == 0);
 }
 
 /** Most keys that one unit can see: a window bounds them, and with them the states that a cut
@@ -67,6 +67,7 @@ Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow*
       if (!isa_admits(wanted, candidate->isa)) continue;
       known = true;
       if (!wanted.empty() && exact != (wanted == candidate->isa)) continue;
+      if (wanted.empty() && !cpu::is_default_for(*candidate, problem)) continue;
       const std::string reason = cpu::why_row_rejects(*candidate, problem);
       if (reason.empty()) {
         // A forced ISA that the machine lacks is an error, not a reason to take its companion rows.

@@ -24,6 +24,9 @@
 // value rounded once, each sum in order of its index, and once more in the opposite order.  The
 // largest error of the two, over all rows of a request, counts for each of its rows: a single sum
 // is now and then right by luck.
+//
+// Weights of 16 bits move o by a sum that is known, but for weights so near the middle of two such
+// numbers that float32 scores may round them to the other one: `rounding_of_weights`.
 #include "ref/oracle.h"
 
 #include <algorithm>
@@ -126,6 +129,8 @@ struct Keys {
   std::vector<double> k64;         // [head_dim_qk, n]
   std::vector<double> v64;         // [n, head_dim_vo]
   std::vector<float> k32, v32;     // the same values, rounded to float32 if they have a scale
+  std::vector<double> k_norm;      // [n]
+  std::vector<double> v_scale;     // [n]
   size_t n() const { return positions.size(); }
 };
 
@@ -156,6 +161,8 @@ void decode_keys(const check::Call& call, int32_t r, int32_t kv_head, Keys* keys
   keys->k32.resize(head_dim_qk * n);
   keys->v64.resize(n * head_dim_vo);
   keys->v32.resize(n * head_dim_vo);
+  keys->k_norm.assign(n, 0);
+  keys->v_scale.resize(n);
   for (size_t x = 0; x < n; ++x) {
     const int32_t j = keys->positions[x];
     const int64_t k_at =
@@ -166,12 +173,14 @@ void decode_keys(const check::Call& call, int32_t r, int32_t kv_head, Keys* keys
                                    kv_head * call.v_strides.head;
     const check::Buffer& v = call.problem.v_in_k ? *call.k : *call.v;
     const double k_scale = scale_of(call, call.k_scale, r, j, kv_head);
-    const double v_scale = scale_of(call, call.v_scale, r, j, kv_head);
+    const double v_scale = keys->v_scale[x] = scale_of(call, call.v_scale, r, j, kv_head);
     for (size_t d = 0; d < head_dim_qk; ++d) {
       keys->k64[d * n + x] =
           load_f32(call.k->data(), type, k_at + static_cast<int64_t>(d)) * k_scale;
       keys->k32[d * n + x] = static_cast<float>(keys->k64[d * n + x]);
+      keys->k_norm[x] += keys->k64[d * n + x] * keys->k64[d * n + x];
     }
+    keys->k_norm[x] = std::sqrt(keys->k_norm[x]);
     for (size_t d = 0; d < head_dim_vo; ++d) {
       keys->v64[x * head_dim_vo + d] =
           load_f32(v.data(), type, v_at + static_cast<int64_t>(d)) * v_scale;
@@ -187,6 +196,7 @@ template <typename T>
 struct RowAnswer {
   std::vector<T> o;  // [head_dim_vo]
   T lse;
+  std::vector<T> score;  // of keys from the first to the last that the row sees
 };
 
 /** What is done to a row's scores. */
@@ -213,7 +223,7 @@ RowAnswer<T> attend(const std::vector<T>& q, const std::vector<T>& k, const std:
                     const Scoring& scoring, size_t head_dim_vo) {
   constexpr T inf = std::numeric_limits<T>::infinity();
   const size_t n = positions.size();
-  RowAnswer<T> row{std::vector<T>(head_dim_vo, T{0}), -inf};
+  RowAnswer<T> row{std::vector<T>(head_dim_vo, T{0}), -inf, {}};
   if (seen.empty()) {
     if (scoring.sink) row.lse = *scoring.sink;
     return row;
@@ -224,7 +234,8 @@ RowAnswer<T> attend(const std::vector<T>& q, const std::vector<T>& k, const std:
   const bool falling = seen.front() > seen.back();
   const size_t begin = falling ? seen.back() : seen.front();
   const size_t end = (falling ? seen.front() : seen.back()) + 1;
-  std::vector<T> score(end - begin, T{0});
+  std::vector<T>& score = row.score;
+  score.assign(end - begin, T{0});
   for (size_t step = 0; step < q.size(); ++step) {
     const size_t d = falling ? q.size() - 1 - step : step;
     const T* k_d = k.data() + d * n + begin;
@@ -282,6 +293,80 @@ double largest_finite_v(const Keys& keys, const std::vector<size_t>& seen, size_
   return largest;
 }
 
+// ------------------------------------------------ weights of 16 bits
+
+/** Significant bits of a type and the exponent of its smallest normal value. */
+struct Format {
+  int bits, min_exponent;
+};
+
+double unit_of(double x, Format format) {
+  return std::ldexp(1.0, std::max(std::ilogb(x), format.min_exponent) - format.bits + 1);
+}
+
+/** Of an x below this a conversion to the type makes 0; one to f16 has subnormals. */
+double smallest(Format format) { return format.min_exponent == -126 ? 0x1p-126 : 0; }
+
+/** To nearest even, x not negative. */
+double rounded(double x, Format format) {
+  if (x <= smallest(format)) return 0;
+  const double unit = unit_of(x, format);
+  return std::nearbyint(x / unit) * unit;
+}
+
+/** What the row's weights are, and how far float32 scores may be from them. */
+struct RoundedRow {
+  const RowAnswer<double>& exact;
+  double largest_error;  // of a naive float32 score
+  double q_norm;         // times sm_scale
+};
+
+/**
+ * What multiplies a stored v is p, a weight relative to the largest of its leaf and times v's
+ * scale. Of it and its neighbours p (1 - slack) and p (1 + slack), which float32 may have in its
+ * place: what rounding adds to p, and how much further it may be rounded.
+ */
+void rounding_of_weights(const Keys& keys, const std::vector<size_t>& seen, const RoundedRow& row,
+                         Format format, size_t head_dim_vo, double* moved, double* limit) {
+  constexpr int kLeaf = 128;
+  std::vector<double> shift(head_dim_vo, 0), doubt(head_dim_vo, 0);
+  double largest_slack = 0;
+  const auto score = [&](size_t x) { return row.exact.score[x - seen.front()]; };
+  for (size_t from = 0, to; from < seen.size(); from = to) {
+    const int32_t leaf = keys.positions[seen[from]] / kLeaf;
+    double largest = -kInf;
+    for (to = from; to < seen.size() && keys.positions[seen[to]] / kLeaf == leaf; ++to)
+      largest = std::max(largest, score(seen[to]));
+    if (largest == -kInf) continue;
+    const double share = std::exp(largest - row.exact.lse);  // of the leaf's largest weight, in all
+    for (size_t i = from; i < to; ++i) {
+      const double s = score(seen[i]), v_scale = std::fabs(keys.v_scale[seen[i]]);
+      const double p = std::exp(s - largest) * v_scale;
+      if (p == 0 || std::isnan(p)) continue;
+      const double scale = 1 + row.q_norm * keys.k_norm[seen[i]] + std::fabs(s);
+      const double slack = std::min(1.0, 4 * row.largest_error + 0x1p-20 * scale);
+      largest_slack = std::max(largest_slack, slack);
+      const double r = rounded(p, format);
+      const double further =
+          std::max(rounded(p * (1 + slack), format) - r, r - rounded(p * (1 - slack), format));
+      // Relative to something else p may be anywhere between two powers of two.
+      const double most =
+          std::max(std::ldexp(p, -format.bits), std::ldexp(1.0, format.min_exponent - format.bits));
+      const double unit = share / v_scale;  // of what a stored v is multiplied by, in o
+      const double* v = keys.v64.data() + seen[i] * head_dim_vo;
+      for (size_t d = 0; d < head_dim_vo; ++d) {
+        shift[d] += unit * (r - p) * v[d];
+        limit[d] += unit * most * std::fabs(v[d]);
+      }
+      if (further == 0) continue;
+      for (size_t d = 0; d < head_dim_vo; ++d) doubt[d] += unit * further * std::fabs(v[d]);
+    }
+  }
+  // What float32 makes of a weight moves the sum of weights, but not one that is rounded as before.
+  for (size_t d = 0; d < head_dim_vo; ++d)
+    moved[d] = std::fabs(shift[d]) + doubt[d] + largest_slack * std::fabs(row.exact.o[d]);
+}
+
 /** The scale that the problem means.  It is a float, also where it is the default. */
 float sm_scale_of(const attnfold_problem& problem) {
   if (problem.sm_scale != ATTNFOLD_SM_SCALE_DEFAULT) return problem.sm_scale;
@@ -312,6 +397,7 @@ void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, con
   const size_t at = row * problem.qo_heads + head;
   std::copy(exact.o.begin(), exact.o.end(), truth->o.begin() + at * head_dim_vo);
   truth->lse[at] = exact.lse;
+  double largest_error = 0;
   const std::vector<size_t> falling(seen.rbegin(), seen.rend());
   for (const std::vector<size_t>* order : {&seen, &falling}) {
     const auto naive =
@@ -320,8 +406,18 @@ void answer_row(const check::Call& call, int32_t r, int32_t i, int32_t head, con
       truth->naive_o_err[at] = std::max(truth->naive_o_err[at], distance(exact.o[d], naive.o[d]));
     }
     truth->naive_lse_err[at] = std::max(truth->naive_lse_err[at], distance(exact.lse, naive.lse));
+    for (size_t x : seen) {
+      const size_t i = x - seen.front();
+      largest_error = std::max(largest_error, distance(exact.score[i], naive.score[i]));
+    }
   }
   truth->max_abs_v[at] = largest_finite_v(keys, seen, head_dim_vo);
+  if (truth->rounding_o.empty() || !std::isfinite(exact.lse)) return;
+  const double q_norm = std::sqrt(std::inner_product(q64.begin(), q64.end(), q64.begin(), 0.0));
+  rounding_of_weights(keys, seen, {exact, largest_error, std::fabs(scoring.sm_scale) * q_norm},
+                      problem.kv_dtype == ATTNFOLD_F16 ? Format{11, -14} : Format{8, -126},
+                      head_dim_vo, truth->rounding_o.data() + at * head_dim_vo,
+                      truth->rounding_limit_o.data() + at * head_dim_vo);
 }
 
 /** Gives each of the rows the largest error among them. */
@@ -367,6 +463,10 @@ Truth answer_rows(const check::Call& call, const std::vector<int32_t>& rows) {
   truth.naive_o_err.assign(num_rows, 0);
   truth.naive_lse_err.assign(num_rows, 0);
   truth.max_abs_v.assign(num_rows, 0);
+  if (call.problem.kv_dtype == ATTNFOLD_BF16 || call.problem.kv_dtype == ATTNFOLD_F16) {
+    truth.rounding_o.assign(truth.o.size(), 0);
+    truth.rounding_limit_o.assign(truth.o.size(), 0);
+  }
 
   std::vector<int32_t> sorted = rows;
   std::sort(sorted.begin(), sorted.end());

@@ -18,6 +18,10 @@ struct Truth {
                                     // the rows of the request
   std::vector<double> naive_lse_err;
   std::vector<double> max_abs_v;  // [qo_rows, qo_heads] over the keys that the row sees
+  // Where k and v are of 16 bits, what an engine does to o that rounds weights to their type, each
+  // relative to the largest of its 128 keys [128 i, 128 i + 128), but not their sum:
+  std::vector<double> rounding_o;        // [qo_rows, qo_heads, head_dim_vo] how far o moves
+  std::vector<double> rounding_limit_o;  // the same at most, whatever the weights are relative to
 };
 
 /** Whether query i of a request sees key j by the problem's own masks.  Each mask is stated here in

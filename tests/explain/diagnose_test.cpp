@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "check/call_file.h"
 #include "check/generate.h"
 #include "check/judge.h"
 #include "ref/oracle.h"
@@ -344,6 +345,7 @@ TEST(DiagnoseSlow, NoFalseAlarms) {
     }
     call.recorded_o_dtype = static_cast<DType>(call.problem.o_dtype);
     call.recorded_lse = result.answer.lse;
+    call.recorded_by = check::by_line(result.answer);
     const Diagnosis diagnosis = diagnose(call);
     EXPECT_TRUE(diagnosis.right()) << "seed " << seed;
     EXPECT_TRUE(diagnosis.findings.empty()) << "seed " << seed;

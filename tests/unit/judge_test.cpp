@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <set>
 
@@ -16,7 +18,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int32_t kDim = 8;
 
-/** Requests of 2 and 1 new tokens, 2 heads, output of 8 elements a row; what is judged is made up. */
+/** Requests of 2 and 1 new tokens, 2 heads, output of 8 elements a row; what is judged is made up.
+ */
 Call small_call(attnfold_dtype o_dtype) {
   Spec spec;
   spec.problem.qo_heads = 2;
@@ -210,6 +213,84 @@ TEST(Judge, LseNeedNotBeGiven) {
   EXPECT_EQ(judgement.text.find("lse"), std::string::npos) << judgement.text;
 }
 
+// ------------------------------------------------ weights of 16 bits
+
+/** One token on 1000 keys of nearly equal weight, o in float32. */
+Call flat_call(uint64_t seed) {
+  Spec spec;
+  spec.problem.qo_heads = 1;
+  spec.problem.head_dim_qk = spec.problem.head_dim_vo = 64;
+  spec.problem.q_dtype = spec.problem.kv_dtype = ATTNFOLD_BF16;
+  spec.problem.o_dtype = ATTNFOLD_F32;
+  spec.qo_len = {1};
+  spec.kv_len = {1000};
+  spec.q_range = 0.5f;
+  return generate(spec, seed);
+}
+
+/** What an engine answers that rounds weights to bf16, leaf by leaf, and reads the value of key
+ * `read_for(j)` where it should read that of j. */
+template <class Read>
+std::vector<float> rounded_answer(const Call& call, Read read_for) {
+  const int64_t dim = call.problem.head_dim_vo;
+  const double scale = static_cast<float>(1 / std::sqrt(static_cast<double>(dim)));
+  std::vector<double> score(call.kv_len[0]), o(dim, 0);
+  const auto at = [&](const Buffer& buffer, int64_t row, int64_t d) {
+    return static_cast<double>(load_f32(buffer.data(), DType::bf16, row + d));
+  };
+  for (int32_t j = 0; j < call.kv_len[0]; ++j) {
+    const int64_t row = call.kv_element_offset(0, j, call.k_strides, call.k_offset);
+    for (int64_t d = 0; d < dim; ++d)
+      score[j] += scale * at(*call.q, call.q_offset, d) * at(*call.k, row, d);
+  }
+  double mass = 0;
+  for (int32_t first = 0; first < call.kv_len[0]; first += 128) {
+    const int32_t end = std::min(first + 128, call.kv_len[0]);
+    const double largest = *std::max_element(score.begin() + first, score.begin() + end);
+    for (int32_t j = first; j < end; ++j) {
+      const double p = std::exp(score[j] - largest), share = std::exp(largest);
+      mass += share * p;
+      uint16_t stored;
+      store_f32(&stored, DType::bf16, 0, static_cast<float>(p));
+      const int64_t row = call.kv_element_offset(0, read_for(j), call.v_strides, call.v_offset);
+      for (int64_t d = 0; d < dim; ++d)
+        o[d] += share * load_f32(&stored, DType::bf16, 0) * at(*call.v, row, d);
+    }
+  }
+  std::vector<float> answer;
+  for (double x : o) answer.push_back(static_cast<float>(x / mass));
+  return answer;
+}
+
+TEST(Judge, AWrongValueDoesNotHideAmongRoundedWeights) {
+  Bound bound, loose;
+  bound.weights = Weights::kRounded;
+  loose.weights = Weights::kRoundedSomehow;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const Call call = flat_call(seed);
+    const ref::Truth truth = ref::answer(call);
+    const auto judged = [&](const std::vector<float>& o, const Bound& b) {
+      return judge(call, truth, o.data(), DType::f32, nullptr, 0, b);
+    };
+    const std::vector<float> right = rounded_answer(call, [](int32_t j) { return j; });
+    EXPECT_TRUE(judged(right, bound).right) << judged(right, bound).text;
+    EXPECT_TRUE(judged(right, loose).right);
+    EXPECT_FALSE(judged(right, {}).right) << "weights of float32 are closer";
+    const int32_t wrong = static_cast<int32_t>(seed * 47);
+    const auto one_off = rounded_answer(call, [&](int32_t j) { return j == wrong ? j + 1 : j; });
+    EXPECT_FALSE(judged(one_off, bound).right) << "key " << wrong << " has the next one's value";
+  }
+}
+
+TEST(Judge, WeightsOfOneAreNotRounded) {
+  // Scores that are equal: every weight is 1, and rounding moves nothing.
+  Call call = flat_call(1);
+  std::memset(call.q->data(), 0, call.q->size());
+  const ref::Truth truth = ref::answer(call);
+  for (size_t d = 0; d < truth.o.size(); ++d)
+    EXPECT_LT(truth.rounding_o[d], 2e-6 * (1 + std::fabs(truth.o[d])));
+}
+
 // ------------------------------------------------ bits
 
 Answer answer_of(const Trial& trial) {
@@ -301,8 +382,9 @@ TEST(RunEngine, AnswersWithinTheBound) {
   ASSERT_EQ(result.status, ATTNFOLD_OK) << result.error;
   EXPECT_FALSE(result.answer.kernel.empty());
   EXPECT_FALSE(result.answer.numerics_id.empty());
-  const Judgement judgement = judge(call, ref::answer(call), result.answer.o.data(), DType::bf16,
-                                    result.answer.lse.data(), 1);
+  const Judgement judgement =
+      judge(call, ref::answer(call), result.answer.o.data(), DType::bf16, result.answer.lse.data(),
+            1, bound_of(result.answer.numerics_id));
   EXPECT_TRUE(judgement.right) << judgement.text;
 }
 

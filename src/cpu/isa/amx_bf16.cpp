@@ -44,7 +44,7 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T0;
 
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
-      {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, "cpu-amx-1/bf16",
+      {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, false, "cpu-amx-1/bf16",
        run_worker<DType::bf16, MatrixScores<3>>, merge_shared<DType::bf16>},
   };
   return {kRows, 1};

@@ -33,17 +33,17 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T1;
 
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
-      {"cpu_avx512/bf16", "avx512", "f32 f16 bf16", DType::bf16, false, "cpu-fma-1/bf16",
+      {"cpu_avx512/bf16", "avx512", "f32 f16 bf16", DType::bf16, false, false, "cpu-fma-1/bf16",
        run_worker<DType::bf16, FmaScores<DType::bf16>>, merge_shared<DType::bf16>},
-      {"cpu_avx512/f16", "avx512", "f32 f16 bf16", DType::f16, false, "cpu-fma-1/f16",
+      {"cpu_avx512/f16", "avx512", "f32 f16 bf16", DType::f16, false, false, "cpu-fma-1/f16",
        run_worker<DType::f16, FmaScores<DType::f16>>, merge_shared<DType::f16>},
-      {"cpu_avx512/f32", "avx512", "f32 f16 bf16", DType::f32, false, "cpu-fma-1/f32",
+      {"cpu_avx512/f32", "avx512", "f32 f16 bf16", DType::f32, false, false, "cpu-fma-1/f32",
        run_worker<DType::f32, FmaScores<DType::f32>>, merge_shared<DType::f32>},
-      {"cpu_avx512/e4m3", "avx512", "f32 f16 bf16", DType::e4m3, false, "cpu-fma-1/e4m3",
+      {"cpu_avx512/e4m3", "avx512", "f32 f16 bf16", DType::e4m3, false, false, "cpu-fma-1/e4m3",
        run_worker<DType::e4m3, FmaScores<DType::e4m3>>, merge_shared<DType::e4m3>},
-      {"cpu_avx512/e5m2", "avx512", "f32 f16 bf16", DType::e5m2, false, "cpu-fma-1/e5m2",
+      {"cpu_avx512/e5m2", "avx512", "f32 f16 bf16", DType::e5m2, false, false, "cpu-fma-1/e5m2",
        run_worker<DType::e5m2, FmaScores<DType::e5m2>>, merge_shared<DType::e5m2>},
-      {"cpu_avx512/i8", "avx512", "f32 f16 bf16", DType::i8, false, "cpu-fma-1/i8",
+      {"cpu_avx512/i8", "avx512", "f32 f16 bf16", DType::i8, false, false, "cpu-fma-1/i8",
        run_worker<DType::i8, FmaScores<DType::i8>>, merge_shared<DType::i8>},
   };
   return {kRows, 6};

@@ -1,5 +1,5 @@
-// Row for AVX-512 with the bf16 dot product: bf16 queries on bf16 keys.  Scores by vdpbf16ps, the
-// rest as the AVX-512 rows.
+// Rows for AVX-512 with the bf16 dot product: bf16 queries on bf16 keys.  Scores by vdpbf16ps, in
+// one row also the weighted sum of values, the rest as the AVX-512 rows.
 #if defined(__x86_64__)
 
 // gcc 12 warns about the undefined registers inside its own header.
@@ -29,12 +29,15 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T0;
 #include "cpu/values.inl"
 #include "cpu/attend.inl"
 #include "cpu/tile.inl"
+#include "cpu/pair_values.inl"
 #include "cpu/run.inl"
 // clang-format on
 
 /** Scores by bf16 dot: lane i of the chain takes elements 2i and 2i + 1 of each chunk. */
 struct DotScores : PairQueries {
   static constexpr bool kMatrix = false;
+  static constexpr bool kKeyPairs = false;
+  static constexpr LaneOrder kOrder = LaneOrder::halves;
   struct Mode {};
   using Chunk = __m512i;
   ATTNFOLD_LANE_FN Chunk load_chunk(const char* k) { return _mm512_loadu_si512(k); }
@@ -62,14 +65,23 @@ struct DotScores : PairQueries {
     }
   }
 };
+
+/** The same scores, and weights rounded to bf16. */
+struct DotPairs : DotScores {
+  static constexpr bool kKeyPairs = true;
+  static void round_weights(float* p) { round_row_weights(p); }
+  static constexpr LaneOrder kOrder = LaneOrder::quads;
+};
 }  // namespace
 
 KernelRows rows() {
   static constexpr KernelRow kRows[] = {
-      {"cpu_avx512_bf16/bf16_bf16", "avx512_bf16", "bf16", DType::bf16, true, "cpu-dpbf16-1/bf16",
-       run_worker<DType::bf16, DotScores>, merge_shared<DType::bf16>},
+      {"cpu_avx512_bf16_p16/bf16_bf16", "avx512_bf16_p16", "bf16", DType::bf16, true, true,
+       "cpu-dpbf16-2/bf16", run_worker<DType::bf16, DotPairs>, merge_states<DotPairs::kOrder>},
+      {"cpu_avx512_bf16/bf16_bf16", "avx512_bf16", "bf16", DType::bf16, true, false,
+       "cpu-dpbf16-1/bf16", run_worker<DType::bf16, DotScores>, merge_shared<DType::bf16>},
   };
-  return {kRows, 1};
+  return {kRows, 2};
 }
 
 }  // namespace attnfold::cpu::avx512_bf16

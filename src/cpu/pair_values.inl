@@ -1,0 +1,230 @@
+// The weighted sum of values by vdpbf16ps: weights rounded to bf16, keys in pairs.  Included inside
+// the AVX-512 bf16 namespace, after tile.inl.
+//
+// Pair j of a leaf is keys 2 j and 2 j + 1, and o[r][d] one chain of vdpbf16ps over the pairs,
+// ascending, whatever the blocking and whether lanes are elements or rows.  Of a pair that a row
+// sees in half the other half is zero for that row, weight and value: no 0 * NaN can arise.
+// l is summed before weights are rounded, so lse has the bits of the row with float32 weights.
+//
+//   P      rounded in place: a row's [kLeaf] f32 become [kLeaf / 2] words, lower half the even key
+//   V      words of two rows interleaved within 128 bits: LaneOrder::quads
+
+constexpr int kPairs = kLeaf / 2;
+
+struct ValueWords {
+  __m512i low, high;  // first and second half of LaneOrder::quads
+};
+ATTNFOLD_LANE_FN ValueWords interleave(__m512i even, __m512i odd) {
+  return {_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)};
+}
+
+ATTNFOLD_LANE_FN Lanes dot_pairs(Lanes acc, __m512i weight, __m512i value) {
+  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(weight),
+                           reinterpret_cast<__m512bh>(value))};
+}
+
+// ------------------------------------------------ lanes are elements
+
+/** p of one row becomes [kPairs] words. */
+ATTNFOLD_LANE_FN void round_row_weights(float* p) {
+  for (int n = 0; n < kLeaf; n += 32) {
+    const __m512bh words = _mm512_cvtne2ps_pbh(load(p + n + 16).v, load(p + n).v);
+    _mm512_storeu_si512(p + n / 2, reinterpret_cast<__m512i>(words));
+  }
+}
+
+/** o[r] += the 8 pairs of 16 keys, on C chunks of 32 from element `begin` on, of which kPartial
+ * ones end at `tail`.  Of the keys those in `seen` count.  As much of 16 rows ahead is prefetched.
+ */
+template <int R, int C, bool kPartial>
+ATTNFOLD_LANE_FN void pair_part(const uint32_t* p, const char* const* values, int64_t head_offset,
+                                uint32_t seen, const char* const* ahead, int begin, int tail,
+                                float* o, int64_t o_stride) {
+  const __mmask32 whole = kPartial ? (1u << tail) - 1 : ~0u;
+  Lanes acc[R][2 * C];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o + r * o_stride + begin + i * 16);
+  }
+#pragma GCC unroll 1
+  for (int j = 0; j < 8; ++j) {
+    const __mmask32 even = seen >> (2 * j) & 1 ? whole : 0,
+                    odd = seen >> (2 * j + 1) & 1 ? whole : 0;
+    const char* a = values[2 * j] + head_offset + begin * 2;
+    const char* b = values[2 * j + 1] + head_offset + begin * 2;
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      prefetch(ahead[2 * j] + begin * 2 + c * 64);
+      prefetch(ahead[2 * j + 1] + begin * 2 + c * 64);
+      const ValueWords x = interleave(_mm512_maskz_loadu_epi16(even, a + c * 64),
+                                      _mm512_maskz_loadu_epi16(odd, b + c * 64));
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m512i weight = _mm512_set1_epi32(static_cast<int>(p[r * kLeaf + j]));
+        acc[r][2 * c] = dot_pairs(acc[r][2 * c], weight, x.low);
+        acc[r][2 * c + 1] = dot_pairs(acc[r][2 * c + 1], weight, x.high);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * C; ++i) store(o + r * o_stride + begin + i * 16, acc[r][i]);
+  }
+}
+
+template <int R>
+__attribute__((noinline)) void pair_block(const uint32_t* p, const char* const* values,
+                                          int64_t head_offset, uint32_t seen, int head_dim,
+                                          const char* const* ahead, float* o, int64_t o_stride) {
+  int d = 0;
+#pragma GCC unroll 1
+  for (; d + 2 * kChunk <= head_dim; d += 2 * kChunk)
+    pair_part<R, 2, false>(p, values, head_offset, seen, ahead, d, 0, o, o_stride);
+  if (d + kChunk <= head_dim) {
+    pair_part<R, 1, false>(p, values, head_offset, seen, ahead, d, 0, o, o_stride);
+    d += kChunk;
+  }
+  if (d < head_dim)
+    pair_part<R, 1, true>(p, values, head_offset, seen, ahead, d, head_dim - d, o, o_stride);
+}
+
+/** o of rows [row, row + rows) on the 16 keys from n on: rows that see the same of them together.
+ */
+template <class S>
+void pair_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_offset,
+                 const char* const* ahead) {
+  const auto keys_of = [&](int r) {
+    const int token = r % w.head_rows / w.p.group_size;
+    return (w.by_bits ? w.bits[token] : bits_in(w.seen[token])).of_16(n);
+  };
+  uint32_t seen = keys_of(row);
+  for (int end = row + rows; row < end;) {
+    const uint32_t keys = seen;
+    int count = 1;
+    while (row + count < end && (seen = keys_of(row + count)) == keys) ++count;
+    const uint32_t* p = reinterpret_cast<const uint32_t*>(w.s + row * kLeaf) + n / 2;
+    float* o = w.leaf.o + row * w.leaf.o_stride;
+    const char* const* values = w.v->row + n;
+    const auto add = [&]<int R>() {
+      pair_block<R>(p, values, head_offset, keys, w.p.head_dim_vo, ahead, o, w.leaf.o_stride);
+    };
+    if (keys != 0) {
+      if (count == 1) add.template operator()<1>();
+      if (count == 2) add.template operator()<2>();
+      if (count == 3) add.template operator()<3>();
+      if (count == 4) add.template operator()<4>();
+    }
+    row += count;
+  }
+}
+
+// ------------------------------------------------ lanes are rows
+
+/** Keys [begin, end), multiples of 16, of v under one head: [d / 16 in lane order][kPairs][16]
+ * words. */
+void pack_value_pairs(const LeafRows& rows, int64_t head_offset, int begin, int end, int head_dim,
+                      float* out) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(out);
+  for (int n = begin; n < end; n += 2) {
+    const char *a = rows.row[n] + head_offset, *b = rows.row[n + 1] + head_offset;
+    for (int d = 0; d < head_dim; d += kChunk) {
+      const __mmask32 some = head_dim - d < kChunk ? (1u << (head_dim - d)) - 1 : ~0u;
+      const ValueWords x = interleave(_mm512_maskz_loadu_epi16(some, a + d * 2),
+                                      _mm512_maskz_loadu_epi16(some, b + d * 2));
+      _mm512_storeu_si512(words + (d / 16 * kPairs + n / 2) * 16, x.low);
+      _mm512_storeu_si512(words + ((d / 16 + 1) * kPairs + n / 2) * 16, x.high);
+    }
+  }
+}
+
+/** p of a block, [kLeaf][kTileRows], becomes words [kPairs][kTileRows]; keys outside [begin, end)
+ * get no weight. */
+ATTNFOLD_LANE_FN void round_tile_weights(float* p, int begin, int end) {
+  const __m512i by_row =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                       21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  for (int j = begin / 2; j < (end + 1) / 2; ++j) {
+    for (int i = 0; i < kTileRows; i += 16) {
+      const float* at = p + 2 * j * kTileRows + i;
+      const Lanes even = 2 * j >= begin ? load(at) : splat(0.0f);
+      const Lanes odd = 2 * j + 1 < end ? load(at + kTileRows) : splat(0.0f);
+      const __m512bh words = _mm512_cvtne2ps_pbh(odd.v, even.v);
+      _mm512_storeu_si512(p + j * kTileRows + i,
+                          _mm512_permutexvar_epi16(by_row, reinterpret_cast<__m512i>(words)));
+    }
+  }
+}
+
+/** kTileDims elements of o on pairs [begin, end), which every row sees whole. */
+ATTNFOLD_LANE_FN void pair_dims(const uint32_t* v, const uint32_t* p, int begin, int end,
+                                Lanes* acc) {
+#pragma GCC unroll 2
+  for (int j = begin; j < end; ++j) {
+    __m512i weight[kTileVecs];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTileVecs; ++i) weight[i] = _mm512_loadu_si512(p + j * kTileRows + i * 16);
+#pragma GCC unroll 8
+    for (int d = 0; d < kTileDims; ++d) {
+      const __m512i x = _mm512_set1_epi32(static_cast<int>(v[j * 16 + d]));
+#pragma GCC unroll 2
+      for (int i = 0; i < kTileVecs; ++i)
+        acc[d * kTileVecs + i] = dot_pairs(acc[d * kTileVecs + i], weight[i], x);
+    }
+  }
+}
+
+/** Lanes whose row sees key n. */
+template <class S>
+ATTNFOLD_LANE_FN __mmask16 seeing(const TileWork<S>& tile, int vec, int n) {
+  return _mm512_cmp_ps_mask(where_seen(tile, vec, n, splat(1.0f), splat(0.0f)).v,
+                            _mm512_setzero_ps(), _CMP_NEQ_UQ);
+}
+
+/** The same where some rows see half of a pair, or none. */
+template <class S>
+void pair_edge_dims(const TileWork<S>& tile, const uint32_t* v, const uint32_t* p, int begin,
+                    int end, Lanes* acc) {
+  for (int j = begin; j < end; ++j) {
+    for (int i = 0; i < kTileVecs; ++i) {
+      const __mmask16 even = seeing(tile, i, 2 * j), odd = seeing(tile, i, 2 * j + 1);
+      const __m512i weight = _mm512_loadu_si512(p + j * kTileRows + i * 16);
+      for (int d = 0; d < kTileDims; ++d) {
+        const uint32_t word = v[j * 16 + d];
+        const auto add = [&](uint32_t value) {
+          return dot_pairs(acc[d * kTileVecs + i], weight,
+                           _mm512_set1_epi32(static_cast<int>(value)));
+        };
+        const Lanes both = add(word), of_even = add(word & 0xffffu),
+                    of_odd = add(word & 0xffff0000u);
+        __m512& a = acc[d * kTileVecs + i].v;
+        a = _mm512_mask_mov_ps(a, even & odd, both.v);
+        a = _mm512_mask_mov_ps(a, even & ~odd, of_even.v);
+        a = _mm512_mask_mov_ps(a, ~even & odd, of_odd.v);
+      }
+    }
+  }
+}
+
+template <class S>
+__attribute__((noinline)) void pair_tile_values(const TileWork<S>& tile, const TileKeys& keys,
+                                                int64_t o_stride) {
+  round_tile_weights(tile.s, keys.begin, keys.end);
+  const uint32_t* p = reinterpret_cast<const uint32_t*>(tile.s);
+  const int begin = keys.begin / 2, end = (keys.end + 1) / 2;
+  int all_begin = (keys.all_begin + 1) / 2, all_end = keys.all_end / 2;
+  if (all_begin >= all_end) all_begin = all_end = end;
+  for (int64_t d = 0; d < o_stride; d += kTileDims) {
+    const uint32_t* v = reinterpret_cast<const uint32_t*>(tile.v) + d / 16 * (kPairs * 16) + d % 16;
+    Lanes acc[kTileDims * kTileVecs];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileDims * kTileVecs; ++i) acc[i] = splat(0.0f);
+    if (begin < all_begin) pair_edge_dims(tile, v, p, begin, all_begin, acc);
+    pair_dims(v, p, all_begin, all_end, acc);
+    if (all_end < end) pair_edge_dims(tile, v, p, all_end, end, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileDims * kTileVecs; ++i)
+      store(tile.leaf.o + d * kTileRows + i * 16, acc[i]);
+  }
+}
