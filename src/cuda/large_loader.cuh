@@ -19,20 +19,18 @@ __device__ __forceinline__ TilePair pair_at(const AttendArgs& a, int32_t index) 
 /** Keys of a half's rows: those that some row sees, and those that all do. */
 struct HalfKeys {
   VisibleKeys any, all;
-  bool has_rows;
 };
 __device__ __forceinline__ HalfKeys keys_of_half(const AttendArgs& a, const RowSet& set, int half) {
   const int32_t begin = half * kHalfRows,
                 rows = set.num_rows - begin < kHalfRows ? set.num_rows - begin : kHalfRows;
-  if (rows <= 0) return {{}, {}, false};
+  if (rows <= 0) return {};
   const int32_t first = (set.row_begin + begin) / a.shape.group_size,
                 last = (set.row_begin + begin + rows - 1) / a.shape.group_size;
   const RequestShape request{set.kv_len - set.position, set.kv_len};
   const VisibleKeys x = visible_keys(a.problem.mask, request, first),
                     y = visible_keys(a.problem.mask, request, last);
   return {{x.sink > y.sink ? x.sink : y.sink, x.begin, y.end},
-          {x.sink < y.sink ? x.sink : y.sink, y.begin, x.end},
-          true};
+          {x.sink < y.sink ? x.sink : y.sink, y.begin, x.end}};
 }
 
 __device__ __forceinline__ bool meets(const VisibleKeys& keys, int32_t begin, int32_t end) {
@@ -51,6 +49,9 @@ class BoxWalk {
         keys(seen_by_any(a.shape, a.problem.mask, pair.set)),
         first(places_in.first + pair.kv_head * places_in.head),
         lane(lane_in),
+        page_size(a.problem.ragged != 0 ? 1 : a.problem.page_size),
+        leaf_pages(kLeaf / page_size),
+        leaf_tokens(kLeaf - leaf_pages * page_size),
         ragged(a.problem.ragged != 0) {
     if (ragged) {
       row = __ldcg(a.lengths.kv_indptr + pair.set.request);
@@ -60,7 +61,7 @@ class BoxWalk {
   }
 
   /** Goes to the leaf that begins at `leaf_key`, 128 keys on unless `jumps`. */
-  __device__ __forceinline__ void go_to(int32_t leaf_key, bool jumps, int32_t page_size) {
+  __device__ __forceinline__ void go_to(int32_t leaf_key, bool jumps) {
     const int32_t key = leaf_key + lane * kBoxKeys;
     wanted = lane < kLeaf / kBoxKeys && meets(keys, key, key + kBoxKeys);
     if (ragged) {
@@ -71,7 +72,12 @@ class BoxWalk {
       page = key / page_size;
       token = key - page * page_size;
     } else {
-      for (token += kLeaf; token >= page_size; token -= page_size) ++page;
+      page += leaf_pages;
+      token += leaf_tokens;
+      if (token >= page_size) {
+        token -= page_size;
+        ++page;
+      }
     }
     if (wanted) at = __ldcg(table + page);
   }
@@ -95,19 +101,22 @@ class BoxWalk {
   const KeyPlaces& places;
   const VisibleKeys keys;
   const int32_t first, lane;
+  const int32_t page_size, leaf_pages, leaf_tokens;  // a leaf is so many pages and tokens on
   const bool ragged;
   const int32_t* table = nullptr;
   int32_t row = 0, page = 0, token = 0, at = 0;
 };
 
-/** Brings the keys or the values of every leaf of every tile, and a note for each leaf. */
+/** Brings the keys or the values of every leaf of every tile, and a note for each leaf: it is there
+ * with the leaf before, if that is of the same tile. */
 template <class Shape>
 __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces& places,
                                             uint32_t ring, uint32_t notes, uint32_t full,
                                             uint32_t empty, int lane) {
-  constexpr uint32_t kHalves = (1u << kTileHalves) - 1;
+  static_assert(kTileHalves == 2);
+  constexpr int32_t kChunkKeys = kLeaf * kSuperChunk;
   int stage = 0;
-  uint32_t parity = 1;
+  uint32_t parity = 1, leaves = 0;
   TileWalk walk(a);
   for (int32_t index = walk.next(); index >= 0; index = walk.next()) {
     const TilePair pair = pair_at(a, index);
@@ -115,36 +124,51 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
     if (set.num_leaves == 0) continue;
     const HalfKeys half = keys_of_half(a, set, lane % kTileHalves);
     BoxWalk boxes(a, places, pair, lane);
-    int32_t leaf_key = leaf_of(set, 0) * kLeaf, chunk_edge = chunk_end(set, 0);
-    boxes.go_to(leaf_key, true, a.problem.page_size);
-    for (int32_t number = 0; number < set.num_leaves;) {
-      const bool jumps = number + 1 == set.sink_leaves;
-      const int32_t next_key = jumps ? set.leaf_begin * kLeaf : leaf_key + kLeaf;
-      const bool seen = half.has_rows && meets(half.any, leaf_key, leaf_key + kLeaf);
-      const bool next_seen = half.has_rows && number + 1 < set.num_leaves &&
-                             meets(half.any, next_key, next_key + kLeaf);
-      const bool whole = half.has_rows && covers(half.all, leaf_key, leaf_key + kLeaf);
-      uint32_t flags = (__ballot_sync(~0u, seen) & kHalves) * LeafNote::kSeen |
-                       (__ballot_sync(~0u, whole) & kHalves) * LeafNote::kWhole |
-                       (__ballot_sync(~0u, next_seen) & kHalves) * LeafNote::kNextSeen;
+    int32_t number = 0, key = leaf_of(set, 0) * kLeaf, chunk_edge = chunk_end(set, 0);
+    const auto next_of = [&] {
+      return number + 1 == set.sink_leaves ? set.leaf_begin * kLeaf : key + kLeaf;
+    };
+    const auto write_note = [&] {  // of leaf `number`
+      const int32_t next = next_of();
+      const bool more = number + 1 < set.num_leaves;
+      // Of this lane's half; then the other half's beside it.
+      uint32_t flags = 0;
+      if (meets(half.any, key, key + kLeaf)) {
+        flags = LeafNote::kSeen;
+        if (covers(half.all, key, key + kLeaf)) flags |= LeafNote::kWhole;
+        const bool later = more && meets(half.any, next, INT32_MAX);
+        if (!later) flags |= LeafNote::kTileLast;
+        if (!(later && number + 1 < chunk_edge &&
+              meets(half.any, next, (key / kChunkKeys + 1) * kChunkKeys)))
+          flags |= LeafNote::kChunkLast;
+      }
+      if (more && meets(half.any, next, next + kLeaf)) flags |= LeafNote::kNextSeen;
+      flags |= __shfl_down_sync(~0u, flags, 1) << 1;
+      if (!more) flags |= LeafNote::kTileEnds;
+      if (lane == 0) {
+        const uint32_t at = notes + leaves % kLeafNotes * 8;
+        store_shared(at, static_cast<uint32_t>(key));
+        store_shared(at + 4, flags);
+      }
+      ++leaves;
+    };
+    boxes.go_to(key, true);
+    write_note();
+    for (bool more = true; more;) {
       const uint32_t copies = static_cast<uint32_t>(__popc(__ballot_sync(~0u, boxes.wanted)));
-      ++number;
-      if (number == set.num_leaves) flags |= LeafNote::kTileEnds;
-      if (number == chunk_edge) {
-        flags |= LeafNote::kChunkEnds;
-        if (number < set.num_leaves) chunk_edge = chunk_end(set, number);
+      const bool jumps = number + 1 == set.sink_leaves;
+      key = next_of();
+      more = ++number < set.num_leaves;
+      if (more) {
+        if (number == chunk_edge) chunk_edge = chunk_end(set, number);
+        write_note();
       }
       const uint32_t barrier = full + 8 * stage;
       barrier_wait(empty + 8 * stage, parity);
-      if (lane == 0) {
-        store_shared(notes + 8 * stage, static_cast<uint32_t>(leaf_key));
-        store_shared(notes + 8 * stage + 4, flags);
-        barrier_arrive_expecting(barrier, copies * Shape::kBoxBytes);
-      }
+      if (lane == 0) barrier_arrive_expecting(barrier, copies * Shape::kBoxBytes);
       __syncwarp();
       boxes.copy(ring + stage * Shape::kLeafBytes, barrier, Shape::kBoxBytes);
-      leaf_key = next_key;
-      if (number < set.num_leaves) boxes.go_to(leaf_key, jumps, a.problem.page_size);
+      if (more) boxes.go_to(key, jumps);
       if (++stage == Shape::kStages) {
         stage = 0;
         parity ^= 1;
@@ -164,7 +188,7 @@ __device__ __forceinline__ void load_tiles(const AttendArgs& a, uint32_t shared,
     const int32_t index = walk.next();
     TilePair pair{};
     if (index >= 0) pair = pair_at(a, index);
-    barrier_wait(shared + ATTNFOLD_SHARED(empty_q), i % 2 ^ 1);
+    if (i > 0) group_wait<kTileHalves * kWarpgroup + kQueryThreads>(kQueriesBarrier);
     barrier_wait(shared + ATTNFOLD_SHARED(empty_tile) + 8 * (i % 2), i / 2 % 2 ^ 1);
     const uint32_t full = all_full + 8 * (i % 2);
     if (thread == 0) {
@@ -178,13 +202,16 @@ __device__ __forceinline__ void load_tiles(const AttendArgs& a, uint32_t shared,
       store_shared(tile + sizeof(RowSet) + 4, index < 0 ? 1u : 0u);
       barrier_arrive(full);
     }
-    for (int c = thread; index >= 0 && c < kTileRows * kChunks; c += 64) {
-      const int row = c / kChunks, chunk = c % kChunks;
+    // Two threads for each row, a chunk of 16 bytes in turn.
+    for (int row = thread / 2; index >= 0 && row < kTileRows; row += kQueryThreads / 2) {
       const bool valid = row < pair.set.num_rows;
       const RowPlace at = place_of_row(a, pair.set, pair.kv_head, valid ? row : 0);
-      copy_16_or_zeros(
-          to + chunk_offset<Shape::kPitchQ>(row, chunk),
-          q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2 + chunk * 16, valid);
+      const char* from = q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2;
+#pragma unroll
+      for (int i = 0; i < kChunks; i += 2) {
+        const int chunk = i + thread % 2;
+        copy_16_or_zeros(to + chunk_offset<Shape::kPitchQ>(row, chunk), from + chunk * 16, valid);
+      }
     }
     barrier_arrive_after_copies(full);
     if (index < 0) return;

@@ -27,12 +27,15 @@ class ScoreGroup {
              i % 2 * static_cast<uint32_t>(sizeof(Shape::Shared::tile[0]));
       if (uniform(load_shared_word(tile + sizeof(RowSet) + 4))) return;
       load_queries();
-      arrive_warp(shared + ATTNFOLD_SHARED(empty_q), lane);
+      group_arrive<kTileHalves * kWarpgroup + kQueryThreads>(kQueriesBarrier);
       note.flags = uniform(load_shared_word(tile + offsetof(RowSet, num_leaves))) == 0
                        ? LeafNote::kTileEnds
                        : 0;
       while (find_leaf()) {
-        multiply(k_address());
+        const uint32_t k = k_address();
+        multiply(0, k);
+        multiply(1, k);
+        find_first_largest();
         while (note.next_seen(half)) leaf<true>();
         leaf<false>();
       }
@@ -42,6 +45,7 @@ class ScoreGroup {
 
  private:
   static constexpr int kSteps = Shape::kDim / 16;
+  static constexpr int kParts = 2, kPartKeys = kLeaf / kParts;  // products that begin apart
 
   __device__ __forceinline__ void next_stage() {
     if (++stage == Shape::kStages) {
@@ -55,12 +59,13 @@ class ScoreGroup {
   }
   /** Reads what is said of the leaf whose keys are there. */
   __device__ __forceinline__ void read_note() {
-    const uint32_t at = shared + ATTNFOLD_SHARED(note_k) + 8 * stage;
+    const uint32_t at = shared + ATTNFOLD_SHARED(note_k) + leaves % kLeafNotes * 8;
     note = {static_cast<int32_t>(load_shared_word(at)), uniform(load_shared_word(at + 4))};
   }
   /** The leaf at hand may leave shared memory. */
   __device__ __forceinline__ void free_leaf() {
     arrive_warp(shared + ATTNFOLD_SHARED(empty_k) + 8 * stage, lane);
+    ++leaves;
     next_stage();
   }
   /** Goes to the next leaf that some row of this half sees; false if the tile has none. */
@@ -89,17 +94,18 @@ class ScoreGroup {
     }
   }
 
-  /** Begins s = q.k for the leaf whose keys are at hand. */
-  __device__ __forceinline__ void multiply(uint32_t k) {
+  /** Begins s = q.k for one half of the keys of the leaf at hand. */
+  __device__ __forceinline__ void multiply(int part, uint32_t k) {
     open_products();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const uint64_t at =
-          matrix_at<Shape::kStep8>(k + step / 4 * (Shape::kColumnStep / 16) + step % 4 * 2);
+          matrix_at<Shape::kStep8>(k + part * (kPartKeys / 8 * Shape::kStep8 / 16) +
+                                   step / 4 * (Shape::kColumnStep / 16) + step % 4 * 2);
       if (step == 0) {
-        multiply_rows<T, true>(s, q[step], at);
+        multiply_rows<T, true>(s[part], q[step], at);
       } else {
-        multiply_rows<T, false>(s, q[step], at);
+        multiply_rows<T, false>(s[part], q[step], at);
       }
     }
     commit_products();
@@ -157,29 +163,43 @@ class ScoreGroup {
     }
   }
 
+  /** Looks for each row's largest score among one part of its keys, and those before. */
+  template <int kPart>
+  __device__ __forceinline__ void find_largest() {
+#pragma unroll
+    for (int j = 0; j < kPartKeys / 8; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float x = fmaxf(s[kPart][4 * j + 2 * h], s[kPart][4 * j + 2 * h + 1]);
+        largest[h][j % 4] = kPart == 0 && j < 4 ? x : fmaxf(largest[h][j % 4], x);
+      }
+    }
+  }
+
+  /** The same for the first part as soon as it is there; the second is on its way. */
+  __device__ __forceinline__ void find_first_largest() {
+    wait_for_products<1>();
+    settle(s[0]);
+    find_largest<0>();
+  }
+
   /** P of the leaf at hand, its m and l; the next leaf's products begin as soon as registers are
    * free. */
   template <bool kMore>
   __device__ __forceinline__ void leaf() {
     wait_for_products<0>();
-    settle(s);
+    settle(s[1]);
     free_leaf();
     uint32_t k = 0;
     if constexpr (kMore) k = k_address();
     const float c = args.exponent_scale;
-    if (__builtin_expect(a.tensors.alibi_slopes != nullptr, 0))
-      add_alibi(a.tensors.alibi_slopes, note.first_key);
     bool any[2] = {true, true};
-    if (__builtin_expect(!note.whole(half), 0)) hide_unseen(note.first_key, any);
-    float largest[2][4];
-#pragma unroll
-    for (int j = 0; j < kLeaf / 8; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float x = fmaxf(at(j, 2 * h), at(j, 2 * h + 1));
-        largest[h][j % 4] = j < 4 ? x : fmaxf(largest[h][j % 4], x);
-      }
+    if (__builtin_expect(!note.whole(half) || a.tensors.alibi_slopes != nullptr, 0)) {
+      if (a.tensors.alibi_slopes) add_alibi(a.tensors.alibi_slopes, note.first_key);
+      if (!note.whole(half)) hide_unseen(note.first_key, any);
+      find_largest<0>();
     }
+    find_largest<1>();
     float m[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -191,17 +211,17 @@ class ScoreGroup {
       m[0] = fmaxf(m[0], x);
       m[1] = fmaxf(m[1], y);
     }
-    barrier_wait(buffer.empty(shared, half), buffer.parity() ^ 1);
-    const uint32_t ml = buffer.ml(shared, half, row_of_half(0));
     float minus_m[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       m[h] = any[h] ? fmaxf(c * fmaxf(m[h], kLowest), kLowest) : kEmpty;
       minus_m[h] = any[h] ? -m[h] : 0.0f;
-      if (lane % 4 == 0) store_shared(ml + 64 * h, m[h]);
     }
+    buffer.wait_until_empty(shared, half);
+    const uint32_t ml = buffer.ml(shared, half, row_of_half(0));
+    // Chunk j + matrix / 2 of the row lies at place (j + matrix / 2) ^ (row % 8), j even.
     const int matrix = lane / 8, row = warp * 16 + 8 * (matrix & 1) + lane % 8;
-    const uint32_t p = buffer.p(shared, half) + row * 128;
+    const uint32_t p = buffer.p(shared, half) + row * 128 + (((matrix >> 1) ^ (row & 7)) << 4);
     float l[2], chain[2];  // of 32 keys
 #pragma unroll
     for (int j = 0; j < kLeaf / 8; j += 2) {
@@ -215,13 +235,15 @@ class ScoreGroup {
         if (tile_of_keys % 4 == 3) l[h] = tile_of_keys == 3 ? chain[h] : l[h] + chain[h];
         packed[i] = pack<T>(x, y);
       }
-      const int chunk = j % 8 + (matrix >> 1);
-      store_matrices(p + j / 8 * Shape::kColumnBytesP + ((chunk ^ (row & 7)) << 4), packed[0],
-                     packed[1], packed[2], packed[3]);
-    }
-    if constexpr (kMore) {
-      wait_for_keys();
-      multiply(k);
+      store_matrices((p ^ j % 8 << 4) + j / 8 * Shape::kColumnBytesP, packed[0], packed[1],
+                     packed[2], packed[3]);
+      if constexpr (kMore) {
+        if (j + 2 == kPartKeys / 8) {
+          wait_for_keys();
+          multiply(0, k);
+        }
+        if (j + 2 == kLeaf / 8) multiply(1, k);
+      }
     }
     if constexpr (kMore) read_note();
 #pragma unroll
@@ -232,15 +254,17 @@ class ScoreGroup {
       l[1] += y;
     }
     if (lane % 4 == 0) {
-      store_shared(ml + 4, l[0]);
-      store_shared(ml + 68, l[1]);
+      store_shared_pair(ml, m[0], l[0]);
+      store_shared_pair(ml + 64, m[1], l[1]);
     }
-    arrive_warp(buffer.full(shared, half), lane);
-    buffer.next();
+    buffer.fill(half);
+    if constexpr (kMore) find_first_largest();
   }
 
   /** Element e of tile `tile_of_keys` of 8 keys: e / 2 says which of the lane's two rows. */
-  __device__ __forceinline__ float& at(int tile_of_keys, int e) { return s[4 * tile_of_keys + e]; }
+  __device__ __forceinline__ float& at(int tile_of_keys, int e) {
+    return s[tile_of_keys / (kPartKeys / 8)][tile_of_keys % (kPartKeys / 8) * 4 + e];
+  }
 
   const LargeArgs& args;
   const AttendArgs& a;
@@ -249,10 +273,11 @@ class ScoreGroup {
   uint32_t tile = 0;
   LeafNote note{};  // of the leaf at hand
   int stage = 0;
-  uint32_t parity = 0;
+  uint32_t parity = 0, leaves = 0;
   BufferP<Shape> buffer;
   uint32_t q[kSteps][4];
-  float s[kLeaf / 2];
+  float s[kParts][kPartKeys / 2];
+  float largest[2][4];  // of each row, in four chains
 };
 
 }  // namespace attnfold::cuda

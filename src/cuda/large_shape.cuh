@@ -9,8 +9,11 @@
 namespace attnfold::cuda {
 
 constexpr int kWarpgroup = 128;  // threads
-constexpr int kValuesBarrier = 2;
-constexpr int kHalfRows = 64;  // of a tile: what one matrix instruction multiplies
+// Barriers at which warps sleep; 0 is __syncthreads, and each buffer of P has one from
+// kFullBarrierP on.
+constexpr int kValuesBarrier = 1, kQueriesBarrier = 2, kFullBarrierP = 3;
+constexpr int kQueryThreads = 64;  // that load queries
+constexpr int kHalfRows = 64;      // of a tile: what one matrix instruction multiplies
 constexpr int kTileHalves = kTileRows / kHalfRows;
 constexpr int kBuffersP = 2;  // one is filled while the other is multiplied
 constexpr int kLargeThreads = (kTileHalves + 2) * kWarpgroup;
@@ -19,7 +22,7 @@ constexpr int kLargeThreads = (kTileHalves + 2) * kWarpgroup;
 constexpr int kValuesGroup = kTileHalves, kLoadsGroup = kTileHalves + 1;
 
 // Registers of a thread of each; their mean is what a thread has at launch.
-constexpr int kScoresRegisters = 136, kValuesRegisters = 216, kLoadsRegisters = 24;
+constexpr int kScoresRegisters = 128, kValuesRegisters = 232, kLoadsRegisters = 24;
 static_assert(kTileHalves * kScoresRegisters + kValuesRegisters + kLoadsRegisters == 4 * 128);
 
 /** What the loaders say of a leaf. */
@@ -27,16 +30,22 @@ struct LeafNote {
   int32_t first_key;
   uint32_t flags;
 
-  // << half: some row sees some key; all see all; some row sees some key of the next leaf
-  static constexpr uint32_t kSeen = 1, kWhole = 4, kNextSeen = 16;
-  static constexpr uint32_t kChunkEnds = 64, kTileEnds = 128;
+  // << half: some row sees some key; all see all; some row sees some key of the next leaf; the leaf
+  // is the last that they see of its super-chunk; of the tile
+  static constexpr uint32_t kSeen = 1, kWhole = 4, kNextSeen = 16, kChunkLast = 64, kTileLast = 256;
+  static constexpr uint32_t kTileEnds = 1024;
 
   __device__ __forceinline__ bool seen(int half) const { return flags >> half & kSeen; }
   __device__ __forceinline__ bool whole(int half) const { return flags >> half & kWhole; }
   __device__ __forceinline__ bool next_seen(int half) const { return flags >> half & kNextSeen; }
-  __device__ __forceinline__ bool chunk_ends() const { return flags & kChunkEnds; }
+  __device__ __forceinline__ bool chunk_last(int half) const { return flags >> half & kChunkLast; }
+  __device__ __forceinline__ bool tile_last(int half) const { return flags >> half & kTileLast; }
   __device__ __forceinline__ bool tile_ends() const { return flags & kTileEnds; }
 };
+
+/** Notes lie in a ring.  One is written while the leaf before its own waits for a stage, which is
+ * at most kStages leaves ahead of who reads. */
+constexpr uint32_t kLeafNotes = 8;
 
 /** kDim: the head dim, 64 or 128.  Matrices lie in columns of 64 elements, 128 bytes. */
 template <int kDim_>
@@ -61,13 +70,13 @@ struct LargeShape {
       RowSet set;
       int32_t kv_head, ends, unused[2];
     } tile[2];
-    LeafNote note_k[kStages], note_v[kStages];
+    LeafNote note_k[kLeafNotes], note_v[kLeafNotes];
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
-    uint64_t full_p[kTileHalves][kBuffersP], empty_p[kTileHalves][kBuffersP];
+    uint64_t empty_p[kTileHalves][kBuffersP];
     uint64_t full_tile[2], empty_tile[2];  // with its rows of q
-    uint64_t empty_q;
   };
+  static_assert(kStages + 2 <= static_cast<int>(kLeafNotes) && sizeof(Shared) <= 227 * 1024);
 };
 
 #define ATTNFOLD_SHARED(member) static_cast<uint32_t>(offsetof(typename Shape::Shared, member))
@@ -83,10 +92,8 @@ __device__ __forceinline__ void init_large(uint32_t shared) {
     init(ATTNFOLD_SHARED(empty_k), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
     init(ATTNFOLD_SHARED(full_v), Shape::kStages, 1);
     init(ATTNFOLD_SHARED(empty_v), Shape::kStages, kWarps * kArrivingLanes);
-    init(ATTNFOLD_SHARED(full_p), kTileHalves * kBuffersP, kWarps * kArrivingLanes);
     init(ATTNFOLD_SHARED(empty_p), kTileHalves * kBuffersP, kWarps * kArrivingLanes);
-    init(ATTNFOLD_SHARED(full_tile), 2, 64 + 1);
-    init(ATTNFOLD_SHARED(empty_q), 1, kTileHalves * kWarps * kArrivingLanes);
+    init(ATTNFOLD_SHARED(full_tile), 2, kQueryThreads + 1);
     init(ATTNFOLD_SHARED(empty_tile), 2, (kTileHalves + 1) * kWarps * kArrivingLanes);
     fence_barrier_init();
   }
@@ -109,7 +116,8 @@ __device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {
   if (lane < kArrivingLanes) barrier_arrive(barrier);
 }
 
-/** Where a half's P of a leaf lies, its ml and its barriers, leaf after leaf. */
+/** Where a half's P of a leaf lies, with its m and l, leaf after leaf, handed from the scores to
+ * the values and back. */
 template <class Shape>
 class BufferP {
  public:
@@ -119,18 +127,27 @@ class BufferP {
   __device__ __forceinline__ uint32_t ml(uint32_t shared, int half, int row) const {
     return shared + ATTNFOLD_SHARED(ml) + (index(half) * kHalfRows + row) * 8;
   }
-  __device__ __forceinline__ uint32_t full(uint32_t shared, int half) const {
-    return shared + ATTNFOLD_SHARED(full_p) + index(half) * 8;
+  __device__ __forceinline__ void fill(int half) {
+    group_arrive<2 * kWarpgroup>(kFullBarrierP + index(half));
+    ++uses;
   }
-  __device__ __forceinline__ uint32_t empty(uint32_t shared, int half) const {
-    return shared + ATTNFOLD_SHARED(empty_p) + index(half) * 8;
+  __device__ __forceinline__ void wait_until_full(int half) const {
+    group_wait<2 * kWarpgroup>(kFullBarrierP + index(half));
   }
-  __device__ __forceinline__ uint32_t parity() const { return uses / kBuffersP % 2; }
-  __device__ __forceinline__ void next() { ++uses; }
+  __device__ __forceinline__ void empty(uint32_t shared, int half, int lane) {
+    arrive_warp(empty_barrier(shared, half), lane);
+    ++uses;
+  }
+  __device__ __forceinline__ void wait_until_empty(uint32_t shared, int half) const {
+    barrier_wait(empty_barrier(shared, half), uses / kBuffersP % 2 ^ 1);
+  }
 
  private:
   __device__ __forceinline__ uint32_t index(int half) const {
     return half * kBuffersP + uses % kBuffersP;
+  }
+  __device__ __forceinline__ uint32_t empty_barrier(uint32_t shared, int half) const {
+    return shared + ATTNFOLD_SHARED(empty_p) + index(half) * 8;
   }
   uint32_t uses = 0;
 };

@@ -27,17 +27,17 @@ struct HalfState {
  * b changes nothing. */
 struct RowFold {
   float m, scale;
-  uint32_t a_leads, b_leads, none;  // one of them is 1
+  uint32_t a_leads, b_leads, keeps;  // one of them is 1
 
   __device__ __forceinline__ RowFold(float m_a, float m_b) {
     const FoldStep step = fold_step_fast(m_a, m_b);
-    none = m_b == kEmpty;
-    b_leads = !none && step.b_leads;
-    a_leads = !none && !step.b_leads;
+    keeps = m_b == kEmpty;
+    b_leads = !keeps && step.b_leads;
+    a_leads = !keeps && !step.b_leads;
     scale = step.scale;
     m = b_leads ? m_b : m_a;
   }
-  /** a = fold(a, b): fold_value without a branch. */
+  /** a = fold(a, b). */
   __device__ __forceinline__ void into_a(float& a, float b) const {
     asm("{\n.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nsetp.ne.u32 q, %4, 0;\n"
         "@p fma.rn.f32 %0, %2, %1, %0;\n@q fma.rn.f32 %0, %2, %0, %1;\n}"
@@ -50,7 +50,7 @@ struct RowFold {
         "setp.ne.u32 r, %5, 0;\n@p fma.rn.f32 %0, %2, %0, %1;\n@q fma.rn.f32 %0, %2, %1, %0;\n"
         "@r mov.f32 %0, %1;\n}"
         : "+f"(b)
-        : "f"(a), "f"(scale), "r"(a_leads), "r"(b_leads), "r"(none));
+        : "f"(a), "f"(scale), "r"(a_leads), "r"(b_leads), "r"(keeps));
   }
 };
 
@@ -67,21 +67,16 @@ struct LeafFold {
     to.m[1] = row[1].m;
   }
 
-  /** to = fold(to, o), for some elements of o. */
+  /** 0, made of the factors: who needs it needs them. */
+  __device__ __forceinline__ uint32_t zero() const {
+    return (__float_as_uint(row[0].scale) | __float_as_uint(row[1].scale)) >> 31;
+  }
+
+  /** to = fold(to, o). */
   template <int kElements>
-  __device__ __forceinline__ void apply(float* to, const float (&o)[kElements]) const {
+  __device__ __forceinline__ void apply(float (&to)[kElements], const float (&o)[kElements]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (__all_sync(~0u, row[h].a_leads)) {  // in half the instructions
-#pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          if (e / 2 % 2 == h) to[e] = lane::fma(row[h].scale, o[e], to[e]);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          if (e / 2 % 2 == h) row[h].into_a(to[e], o[e]);
-      }
-    }
+    for (int e = 0; e < kElements; ++e) row[e / 2 % 2].into_a(to[e], o[e]);
   }
 };
 
@@ -106,38 +101,11 @@ class ValueGroup {
       if (uniform(load_shared_word(tile + sizeof(RowSet) + 4))) return;
 #pragma unroll
       for (int half = 0; half < kTileHalves; ++half) chunk[half].clear();
-      bool has_total = false;
-      bool more = uniform(load_shared_word(tile + offsetof(RowSet, num_leaves))) != 0;
-      while (more) {
-        barrier_wait(shared + ATTNFOLD_SHARED(full_v) + 8 * stage, parity);
-        const uint32_t at = shared + ATTNFOLD_SHARED(note_v) + 8 * stage;
-        const LeafNote note{static_cast<int32_t>(load_shared_word(at)),
-                            uniform(load_shared_word(at + 4))};
-        const uint32_t v = uniform(matrix_address(
-            shared + ATTNFOLD_SHARED(v) + stage * Shape::kLeafBytes, Shape::kColumnStep));
-        bool finite = true;
-        if (__builtin_expect(is_edge(note), 0))
-          finite = uniform(clear_unseen(note.first_key) ? 1 : 0);
-        if (__builtin_expect(finite, 1)) {
-#pragma unroll
-          for (int half = 0; half < kTileHalves; ++half)
-            if (note.seen(half)) fold_leaf(half, v);
-        } else {
-#pragma unroll
-          for (int half = 0; half < kTileHalves; ++half)
-            if (note.seen(half)) fold_by_token(half, note.first_key);
-        }
-        arrive_warp(shared + ATTNFOLD_SHARED(empty_v) + 8 * stage, lane);
-        if (++stage == Shape::kStages) {
-          stage = 0;
-          parity ^= 1;
-        }
-        more = !note.tile_ends();
-        if (note.chunk_ends()) {
-#pragma unroll
-          for (int half = 0; half < kTileHalves; ++half) fold_chunk(half, has_total, more);
-          has_total = true;
-        }
+      seen_chunks = 0;
+      if (uniform(load_shared_word(tile + offsetof(RowSet, num_leaves))) != 0) {
+        wait_for_values();
+        read_note();
+        while (fold_leaf()) wait_for_values();
       }
       write_rows();
       arrive_warp(shared + ATTNFOLD_SHARED(empty_tile) + 8 * (i % 2), lane);
@@ -204,30 +172,90 @@ class ValueGroup {
     return !group_any<kValuesBarrier, kWarpgroup>(overflow & 0x80008000u);
   }
 
-  /** chunk = fold(chunk, the leaf's state). */
-  __device__ __forceinline__ void fold_leaf(int half, uint32_t v) {
-    const uint32_t p = p_address(half);
-    wait_for_p(half);
-    const float4 ml = state_ml(half);
-    float o[kElements];
-    multiply(p, v, o);
-    const LeafFold fold(chunk[half], ml);
-    wait_for_products<0>();
-    settle(o);
-    free_p(half);
-    fold.apply(chunk[half].o, o);
+  __device__ __forceinline__ void wait_for_values() const {
+    barrier_wait(shared + ATTNFOLD_SHARED(full_v) + 8 * stage, parity);
+  }
+  /** Reads what is said of the leaf at hand. */
+  __device__ __forceinline__ void read_note() {
+    const uint32_t at = shared + ATTNFOLD_SHARED(note_v) + leaves % kLeafNotes * 8;
+    note = {static_cast<int32_t>(load_shared_word(at)), uniform(load_shared_word(at + 4))};
+    v = uniform(matrix_address(shared + ATTNFOLD_SHARED(v) + stage * Shape::kLeafBytes,
+                               Shape::kColumnStep));
+  }
+  /** Goes to the next leaf, if the tile has one.  `zero`, which is 0, is worked out before. */
+  __device__ __forceinline__ void look_ahead(uint32_t zero = 0) {
+    leaves += 1 + zero;
+    next_stage();
+    read_note();
+  }
+  __device__ __forceinline__ void free_values(int at) const {
+    arrive_warp(shared + ATTNFOLD_SHARED(empty_v) + 8 * at, lane);
   }
 
+  /** Folds the leaf at hand, for both halves; then the next leaf is at hand.  Whether the tile has
+   * one. */
+  __device__ __forceinline__ bool fold_leaf() {
+    const LeafNote leaf = note;
+    const int at = stage;
+    if (__builtin_expect(is_edge(leaf), 0) && uniform(clear_unseen(leaf.first_key) ? 0 : 1)) {
+#pragma unroll
+      for (int half = 0; half < kTileHalves; ++half)
+        if (leaf.seen(half)) fold_by_token(half, leaf);
+      free_values(at);
+      look_ahead();
+    } else {
+      if (leaf.seen(0)) {
+        float o[kElements];
+        const LeafFold fold = begin_fold(0, o);
+        end_fold(0, fold, o);
+        if (__builtin_expect(leaf.chunk_last(0), 0)) fold_chunk(0, leaf);
+      }
+      if (leaf.seen(1)) {
+        float o[kElements];
+        const LeafFold fold = begin_fold(1, o);
+        look_ahead(fold.zero());  // while the product is on its way
+        end_fold(1, fold, o, at);
+        if (__builtin_expect(leaf.chunk_last(1), 0)) fold_chunk(1, leaf);
+      } else {
+        free_values(at);
+        look_ahead();
+      }
+    }
+    return !leaf.tile_ends();
+  }
+
+  __device__ __forceinline__ void next_stage() {
+    if (++stage == Shape::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  /** Begins o = p.v of a half, and folds m and l meanwhile. */
+  __device__ __forceinline__ LeafFold begin_fold(int half, float (&o)[kElements]) {
+    const uint32_t p = uniform(matrix_address(buffer[half].p(shared, half), 16));
+    wait_for_p(half);
+    multiply(p, v, o);
+    return LeafFold(chunk[half], read_ml(half));
+  }
   __device__ __forceinline__ void wait_for_p(int half) const {
-    barrier_wait(buffer[half].full(shared, half), buffer[half].parity());
+    buffer[half].wait_until_full(half);
     fence_shared_for_engines();
   }
-  __device__ __forceinline__ void free_p(int half) {
-    arrive_warp(buffer[half].empty(shared, half), lane);
-    buffer[half].next();
+  /** m and l of the leaf: of row_of_half(0), then of row_of_half(1). */
+  __device__ __forceinline__ float4 read_ml(int half) const {
+    const uint32_t at = buffer[half].ml(shared, half, row_of_half(0));
+    return make_float4(load_shared(at), load_shared(at + 4), load_shared(at + 64),
+                       load_shared(at + 68));
   }
-  __device__ __forceinline__ uint32_t p_address(int half) const {
-    return uniform(matrix_address(buffer[half].p(shared, half), 16));
+  /** chunk = fold(chunk, o); the values may leave shared memory if their stage is named. */
+  __device__ __forceinline__ void end_fold(int half, const LeafFold& fold, float (&o)[kElements],
+                                           int stage_done = -1) {
+    wait_for_products<0>();
+    settle(o);
+    buffer[half].empty(shared, half, lane);
+    if (stage_done >= 0) free_values(stage_done);
+    fold.apply(chunk[half].o, o);
   }
 
   /** Begins o = p.v. */
@@ -247,18 +275,11 @@ class ValueGroup {
     commit_products();
   }
 
-  /** m and l of the leaf: of row_of_half(0), then of row_of_half(1). */
-  __device__ __forceinline__ float4 state_ml(int half) const {
-    const uint32_t at = buffer[half].ml(shared, half, row_of_half(0));
-    return make_float4(load_shared(at), load_shared(at + 4), load_shared(at + 64),
-                       load_shared(at + 68));
-  }
-
-  /** Folds a whole super-chunk into the row's total, which waits in memory while others follow. */
-  __device__ __forceinline__ void fold_chunk(int half, bool has_total, bool more) {
+  /** Folds a whole super-chunk into the rows' totals, which wait in memory while others follow. */
+  __device__ __forceinline__ void fold_chunk(int half, const LeafNote& leaf) {
     HalfState<kElements>& from = chunk[half];
     float4* at = totals + half * (kTotalQuads * kWarpgroup);
-    if (has_total) {
+    if (seen_chunks >> half & 1) {
       const float4 ml = __ldcg(at + kElements / 4 * kWarpgroup);
       float4 total[kElements / 4];  // where o of a leaf lies otherwise; all on their way at once
 #pragma unroll
@@ -279,7 +300,8 @@ class ValueGroup {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) from.o[e] += 0.0f;
     }
-    if (!more) return;
+    seen_chunks |= 1u << half;
+    if (leaf.tile_last(half)) return;
 #pragma unroll
     for (int j = 0; j < kElements / 4; ++j) {
       __stcg(at + j * kWarpgroup,
@@ -294,10 +316,10 @@ class ValueGroup {
    * The same for a leaf where some value is not finite: token by token, values that the token does
    * not see replaced by 0.  The same products in the same order.
    */
-  __device__ __forceinline__ void fold_by_token(int half, int32_t first_key) {
+  __device__ __forceinline__ void fold_by_token(int half, const LeafNote& leaf) {
     HalfState<kElements>& to = chunk[half];
     wait_for_p(half);
-    const LeafFold fold(to, state_ml(half));
+    const LeafFold fold(to, read_ml(half));
     const int32_t group = a.shape.group_size, rows = tile_word(offsetof(RowSet, num_rows)),
                   row_begin = tile_word(offsetof(RowSet, row_begin));
     const auto token_of = [&](int32_t row) {
@@ -325,7 +347,7 @@ class ValueGroup {
                                    v_chunk(step * 16 + 8 * (matrix & 1) + row, j + (matrix >> 1)));
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            v[i] = seen_pair(v[i], first_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
+            v[i] = seen_pair(v[i], leaf.first_key + step * 16 + 8 * (i & 1) + 2 * (lane % 4), keys);
           }
           multiply_add<T>(d[0], p[0], p[1], p[2], p[3], v[0], v[1]);
           multiply_add<T>(d[1], p[0], p[1], p[2], p[3], v[2], v[3]);
@@ -337,7 +359,8 @@ class ValueGroup {
         }
       }
     }
-    free_p(half);
+    buffer[half].empty(shared, half, lane);
+    if (leaf.chunk_last(half)) fold_chunk(half, leaf);
   }
 
   /** Writes the tile's rows.  Each lane finishes one of the warp's 32, row lane % 16 of half
@@ -355,8 +378,8 @@ class ValueGroup {
     set.q_token = tile_word(offsetof(RowSet, q_token));
     const int row = lane / 16 * kHalfRows + warp * 16 + lane % 16;
     const bool inside = row < tile_word(offsetof(RowSet, num_rows));
-    const RowPlace place = place_of_row(a, set, tile_word(sizeof(RowSet)), row);
-    const RowEnd end = finish_row(a, inside ? place.head : 0, m, l);
+    const RowPlace place = place_of_row(a, set, tile_word(sizeof(RowSet)), inside ? row : 0);
+    const RowEnd end = finish_row(a, place.head, m, l);
     if (inside) write_lse(a, place, end);
     const int64_t to = inside ? o_offset(a, place) : -1;
 #pragma unroll
@@ -364,26 +387,26 @@ class ValueGroup {
       const int from = 8 * i + lane / 4;
       const int64_t at = __shfl_sync(~0u, to, from);
       const float factor = __shfl_sync(~0u, end.factor, from);
-      if (at >= 0) write_row(chunk[i / 2], i % 2, at + 2 * (lane % 4), factor);
+      if (at >= 0) write_row(chunk[i / 2].o, i % 2, at + 2 * (lane % 4), factor);
     }
   }
 
   /** This lane's elements of row h. */
-  __device__ __forceinline__ void write_row(const HalfState<kElements>& state, int h, int64_t to,
+  __device__ __forceinline__ void write_row(const float (&row)[kElements], int h, int64_t to,
                                             float factor) const {
     if (a.problem.o_dtype == DType::f32) {
-      float* o = reinterpret_cast<float*>(a.tensors.o.data) + to;
+      float* at = reinterpret_cast<float*>(a.tensors.o.data) + to;
 #pragma unroll
       for (int j = 0; j < Shape::kDim / 8; ++j) {
-        *reinterpret_cast<float2*>(o + 8 * j) =
-            make_float2(state.o[4 * j + 2 * h] * factor, state.o[4 * j + 2 * h + 1] * factor);
+        *reinterpret_cast<float2*>(at + 8 * j) =
+            make_float2(row[4 * j + 2 * h] * factor, row[4 * j + 2 * h + 1] * factor);
       }
     } else {
-      char* o = a.tensors.o.data + 2 * to;
+      char* at = a.tensors.o.data + 2 * to;
 #pragma unroll
       for (int j = 0; j < Shape::kDim / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(o + 16 * j) =
-            pack<T>(state.o[4 * j + 2 * h] * factor, state.o[4 * j + 2 * h + 1] * factor);
+        *reinterpret_cast<uint32_t*>(at + 16 * j) =
+            pack<T>(row[4 * j + 2 * h] * factor, row[4 * j + 2 * h + 1] * factor);
       }
     }
   }
@@ -393,8 +416,11 @@ class ValueGroup {
   const int warp, lane;
   float4* const totals;
   uint32_t tile = 0;
+  LeafNote note{};           // of the leaf at hand
+  uint32_t seen_chunks = 0;  // of the tile, a bit for each half: a super-chunk has been folded
+  uint32_t v = 0;            // where its values are
   int stage = 0;
-  uint32_t parity = 0;
+  uint32_t parity = 0, leaves = 0;
   BufferP<Shape> buffer[kTileHalves];
   HalfState<kElements> chunk[kTileHalves];
 };

@@ -223,7 +223,17 @@ __device__ __forceinline__ void group_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
-/** The same; whether `value` is not 0 in some thread. */
+/** One side of such a barrier arrives, the other waits; kThreads is the sum of both. */
+template <int kThreads>
+__device__ __forceinline__ void group_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void group_wait(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
+/** group_sync; whether `value` is not 0 in some thread. */
 template <int kId, int kThreads>
 __device__ __forceinline__ bool group_any(uint32_t value) {
   uint32_t any;

@@ -62,9 +62,9 @@ __device__ __forceinline__ void settle(float (&d)[kN]) {
 #define ATTNFOLD_NEW "=f"
 #define ATTNFOLD_OLD "+f"
 
-/** d [64, 128] = or += a b: a in registers, [64, 16]; b in shared memory, 128 rows along k. */
+/** d [64, 64] = or += a b: a in registers, [64, 16]; b in shared memory, 64 rows along k. */
 template <class T, bool kNew>
-__device__ __forceinline__ void multiply_rows(float (&d)[64], const uint32_t (&a)[4], uint64_t b);
+__device__ __forceinline__ void multiply_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b);
 
 /** d [64, kN] = or += a b: both in shared memory; a 64 rows along k, b 16 rows of kN elements. */
 template <class T, bool kNew, int kN>
@@ -72,11 +72,11 @@ __device__ __forceinline__ void multiply_columns(float (&d)[kN / 2], uint64_t a,
 
 #define ATTNFOLD_MULTIPLY_ROWS(Type, type, is_new, mode, sums)                                     \
   template <>                                                                                      \
-  __device__ __forceinline__ void multiply_rows<Type, is_new>(float(&d)[64],                       \
+  __device__ __forceinline__ void multiply_rows<Type, is_new>(float(&d)[32],                       \
                                                               const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                      \
-                 " {" ATTNFOLD_TEXT_64 "}, {%64,%65,%66,%67}, %68, " sums ", 1, 1, 0;"             \
-                 : ATTNFOLD_64(mode, d)                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" ATTNFOLD_TEXT_32 \
+                 "}, {%32,%33,%34,%35}, %36, " sums ", 1, 1, 0;"                                   \
+                 : ATTNFOLD_32(mode, d)                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                            \
   }
 #define ATTNFOLD_MULTIPLY_COLUMNS(Type, type, is_new, mode, sums, n, half_n, places, at_a, at_b)   \
