@@ -387,26 +387,42 @@ class ValueGroup {
       const int from = 8 * i + lane / 4;
       const int64_t at = __shfl_sync(~0u, to, from);
       const float factor = __shfl_sync(~0u, end.factor, from);
-      if (at >= 0) write_row(chunk[i / 2].o, i % 2, at + 2 * (lane % 4), factor);
+      write_row(chunk[i / 2].o, i % 2, at, factor);
     }
   }
 
-  /** This lane's elements of row h. */
+  /** This lane's elements of row h, multiplied by `factor`; none where `to` is negative.  Two lanes
+   * exchange half of what they have, so that each writes four neighbours: whole 32 bytes of memory
+   * by the four lanes that share a row. */
   __device__ __forceinline__ void write_row(const float (&row)[kElements], int h, int64_t to,
                                             float factor) const {
+    const bool odd = lane % 2 != 0;
+    const int64_t first = to + (odd ? 8 : 0) + lane % 4 / 2 * 4;
+    // Even lanes write elements 8 j to 8 j + 7 of their row, odd ones the 8 after them.
     if (a.problem.o_dtype == DType::f32) {
-      float* at = reinterpret_cast<float*>(a.tensors.o.data) + to;
+      float* at = reinterpret_cast<float*>(a.tensors.o.data) + first;
 #pragma unroll
-      for (int j = 0; j < Shape::kDim / 8; ++j) {
-        *reinterpret_cast<float2*>(at + 8 * j) =
-            make_float2(row[4 * j + 2 * h] * factor, row[4 * j + 2 * h + 1] * factor);
+      for (int j = 0; j < Shape::kDim / 8; j += 2) {
+        const float* e = row + 4 * j + 2 * h;
+        const float2 low = make_float2(e[0] * factor, e[1] * factor),
+                     high = make_float2(e[4] * factor, e[5] * factor);
+        const float x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 1),
+                    y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 1);
+        if (to >= 0)
+          *reinterpret_cast<float4*>(at + 8 * j) =
+              odd ? make_float4(x, y, high.x, high.y) : make_float4(low.x, low.y, x, y);
       }
     } else {
-      char* at = a.tensors.o.data + 2 * to;
+      char* at = a.tensors.o.data + 2 * first;
 #pragma unroll
-      for (int j = 0; j < Shape::kDim / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(at + 16 * j) =
-            pack<T>(row[4 * j + 2 * h] * factor, row[4 * j + 2 * h + 1] * factor);
+      for (int j = 0; j < Shape::kDim / 8; j += 2) {
+        const float* e = row + 4 * j + 2 * h;
+        const uint32_t low = pack<T>(e[0] * factor, e[1] * factor),
+                       high = pack<T>(e[4] * factor, e[5] * factor);
+        const uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
+        if (to >= 0)
+          *reinterpret_cast<uint2*>(at + 16 * j) =
+              odd ? make_uint2(got, high) : make_uint2(low, got);
       }
     }
   }
