@@ -17,6 +17,7 @@
 #include "attnfold/attnfold.h"
 #include "bench_cuda.h"
 #include "bench_graph.cuh"
+#include "bench_library.h"
 
 namespace attnfold::tools {
 namespace {
@@ -108,17 +109,27 @@ struct Pools {
   char *k, *v;
 };
 
-struct Result {
-  double kv_mb, read_us, attend_us;
+/** What another library took, and whether it answered with the same bytes. */
+struct Other {
+  std::string name;
+  double us;
+  bool same_bytes;
 };
 
-/** One plan for each set of pages: a call's pages are set by its update, which is not timed. */
+struct Result {
+  double kv_mb, read_us, attend_us;
+  std::vector<Other> others;
+};
+
+/** Plans of one set of pages, a library's each: a call's pages are set by its update, which is not
+ * timed. */
 struct PageSet {
-  attnfold_plan* plan;
+  std::vector<attnfold_plan*> plans;
   int32_t *table, *kv_len, *qo_indptr;
 };
 
-Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int replays) {
+Result time_shape(const Shape& s, const std::vector<Library>& libraries, const Pools& pools,
+                  cudaStream_t stream, int replays) {
   const int batch = static_cast<int>(s.kv_len.size());
   const int64_t page_elements = int64_t{s.page_size} * s.kv_heads * s.head_dim;
   const int64_t num_pages = static_cast<int64_t>(kPoolBytes / 2) / page_elements;
@@ -159,16 +170,20 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
     for (int r = 0; r < batch; ++r)
       for (int j = 0; j < (s.kv_len[static_cast<size_t>(r)] + s.page_size - 1) / s.page_size; ++j)
         table[static_cast<size_t>(r * stride + j)] = order[at++];
-    PageSet set{nullptr, upload(table), upload(kv_len), upload(qo_indptr)};
-    check(attnfold_plan_create(&p, &e, &set.plan), "attnfold_plan_create");
+    PageSet set{{}, upload(table), upload(kv_len), upload(qo_indptr)};
     attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
     lengths.batch = batch;
     lengths.qo_indptr = set.qo_indptr;
     lengths.kv_len = set.kv_len;
     lengths.block_table = set.table;
     lengths.block_table_stride = stride;
-    check(attnfold_plan_update(set.plan, &lengths, stream), "attnfold_plan_update");
-    workspace_bytes = attnfold_plan_workspace_bytes(set.plan);
+    for (const Library& l : libraries) {
+      attnfold_plan* plan = nullptr;
+      l.check(l.plan_create(&p, &e, &plan), "attnfold_plan_create");
+      l.check(l.plan_update(plan, &lengths, stream), "attnfold_plan_update");
+      workspace_bytes = std::max(workspace_bytes, l.plan_workspace_bytes(plan));
+      set.plans.push_back(plan);
+    }
     page_sets.push_back(set);
   }
   const size_t row_elements = static_cast<size_t>(s.qo_heads) * s.head_dim;
@@ -191,11 +206,24 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
   const double guess_us = 3 + bytes / 4.5e6;
   const int rounds =
       std::max(1, std::min(512 / sets, static_cast<int>(3000 / (guess_us * sets)) + 1));
-  Graph attend(stream, rounds * sets, [&](int i) {
-    check(attnfold_plan_run(page_sets[static_cast<size_t>(i % sets)].plan, &t, workspace,
-                            workspace_bytes, stream),
-          "attnfold_plan_run");
-  });
+  const auto run = [&](size_t library, int i) {
+    const Library& l = libraries[library];
+    l.check(l.plan_run(page_sets[static_cast<size_t>(i % sets)].plans[library], &t, workspace,
+                       workspace_bytes, stream),
+            "attnfold_plan_run");
+  };
+  std::vector<std::unique_ptr<Graph>> attend;
+  std::vector<std::vector<char>> answers;
+  for (size_t library = 0; library < libraries.size(); ++library) {
+    attend.push_back(
+        std::make_unique<Graph>(stream, rounds * sets, [&](int i) { run(library, i); }));
+    check(cudaMemsetAsync(o, 0xff, batch * row_elements * 2, stream), "cudaMemsetAsync");
+    run(library, 0);
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    answers.emplace_back(batch * row_elements * 2);
+    check(cudaMemcpy(answers.back().data(), o, answers.back().size(), cudaMemcpyDeviceToHost),
+          "cudaMemcpy");
+  }
   const size_t read_bytes = static_cast<size_t>(bytes) / 65536 * 65536;
   const int reads =
       static_cast<int>(std::min<size_t>(64, std::max<size_t>(1, kPoolBytes / read_bytes)));
@@ -219,25 +247,28 @@ Result time_shape(const Shape& s, const Pools& pools, cudaStream_t stream, int r
       }
     }
   }
-  std::vector<double> attend_us;
-  std::vector<std::vector<double>> read_us(read_graphs.size());
+  std::vector<std::vector<double>> attend_us(libraries.size()), read_us(read_graphs.size());
   for (int i = 0; i < replays; ++i) {
-    attend_us.push_back(attend.replay_us());
-    attend_us.push_back(attend.replay_us());
+    for (int twice = 0; twice < 2; ++twice) {
+      for (size_t l = 0; l < libraries.size(); ++l) attend_us[l].push_back(attend[l]->replay_us());
+    }
     for (size_t j = 0; j < read_graphs.size(); ++j)
       if (i < 4) read_us[j].push_back(read_graphs[j]->replay_us());
   }
   double read = 1e30;
   for (const auto& us : read_us) read = std::min(read, median(us));
   for (PageSet& set : page_sets) {
-    attnfold_plan_destroy(set.plan);
+    for (size_t l = 0; l < libraries.size(); ++l) libraries[l].plan_destroy(set.plans[l]);
     cudaFree(set.table);
     cudaFree(set.kv_len);
     cudaFree(set.qo_indptr);
   }
   for (void* m : {static_cast<void*>(q), static_cast<void*>(o), static_cast<void*>(lse), workspace})
     cudaFree(m);
-  return {bytes / 1e6, read, median(attend_us)};
+  Result result{bytes / 1e6, read, median(attend_us[0]), {}};
+  for (size_t l = 1; l < libraries.size(); ++l)
+    result.others.push_back({libraries[l].name, median(attend_us[l]), answers[l] == answers[0]});
+  return result;
 }
 
 /** The table of merges, and its part of the JSON. */
@@ -262,10 +293,10 @@ void print_merges(const std::vector<std::string>& shapes, cudaStream_t stream, i
 }
 
 /** The table of prefills, and its part of the JSON. */
-void print_prefills(const std::vector<std::string>& shapes, const Pools& pools, cudaStream_t stream,
-                    int replays, FILE* out) {
+void print_prefills(const std::vector<std::string>& shapes, const std::vector<Library>& libraries,
+                    const Pools& pools, cudaStream_t stream, int replays, FILE* out) {
   const std::vector<PrefillTime> times =
-      time_prefills(shapes, pools.k, pools.v, kPoolBytes, stream, replays);
+      time_prefills(shapes, libraries, pools.k, pools.v, kPoolBytes, stream, replays);
   std::printf("\n%-14s %9s %9s %9s %12s %12s\n", "prefill", "GFLOP", "us", "TFLOP/s",
               "sustained us", "TFLOP/s");
   if (out) std::fprintf(out, "\n], \"prefill\": [");
@@ -274,6 +305,9 @@ void print_prefills(const std::vector<std::string>& shapes, const Pools& pools, 
     const double sustained = t.sustained_us > 0 ? t.flop / t.sustained_us / 1e6 : 0.0;
     std::printf("%-14s %9.1f %9.1f %9.0f %12.1f %12.0f\n", t.name.c_str(), t.flop / 1e9, t.burst_us,
                 t.flop / t.burst_us / 1e6, t.sustained_us, sustained);
+    for (size_t l = 0; l < t.others_us.size(); ++l)
+      std::printf("    %-32s %9.1f  %+.1f%%\n", libraries[l + 1].name.c_str(), t.others_us[l],
+                  100 * (t.others_us[l] / t.burst_us - 1));
     if (out)
       std::fprintf(out,
                    "%s\n {\"shape\": \"%s\", \"flop\": %.0f, \"us\": %.3f, "
@@ -286,7 +320,9 @@ void print_prefills(const std::vector<std::string>& shapes, const Pools& pools, 
 
 }  // namespace
 
-void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::string& json_file) {
+void bench_cuda(const std::vector<std::string>& shapes, const std::vector<std::string>& against,
+                int replays, const std::string& json_file) {
+  const std::vector<Library> libraries = load_libraries(against);
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   cudaStream_t stream;
@@ -307,18 +343,26 @@ void bench_cuda(const std::vector<std::string>& shapes, int replays, const std::
   for (const Shape& s : all_shapes()) {
     if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), s.name) == shapes.end())
       continue;
-    const Result r = time_shape(s, pools, stream, replays);
+    const Result r = time_shape(s, libraries, pools, stream, replays);
     std::printf("%-14s %8.1f %9.2f %9.2f %7.1f%%\n", s.name, r.kv_mb, r.read_us, r.attend_us,
                 100 * r.read_us / r.attend_us);
+    for (const Other& other : r.others)
+      std::printf("    %-28s %9.2f  %+.1f%%%s\n", other.name.c_str(), other.us,
+                  100 * (other.us / r.attend_us - 1), other.same_bytes ? "" : ", other bytes");
     std::fflush(stdout);
-    if (out)
-      std::fprintf(out,
-                   "%s\n {\"shape\": \"%s\", \"kv_mb\": %.3f, \"read_us\": %.3f, \"us\": %.3f}",
+    if (out) {
+      std::fprintf(out, "%s\n {\"shape\": \"%s\", \"kv_mb\": %.3f, \"read_us\": %.3f, \"us\": %.3f",
                    first ? "" : ",", s.name, r.kv_mb, r.read_us, r.attend_us);
+      if (!r.others.empty()) std::fprintf(out, ", \"others\": {");
+      for (const Other& other : r.others)
+        std::fprintf(out, "%s\"%s\": %.3f", &other == &r.others[0] ? "" : ", ", other.name.c_str(),
+                     other.us);
+      std::fprintf(out, r.others.empty() ? "}" : "}}");
+    }
     first = false;
   }
   print_merges(shapes, stream, replays, out);
-  print_prefills(shapes, pools, stream, replays, out);
+  print_prefills(shapes, libraries, pools, stream, replays, out);
   if (out) std::fprintf(out, "\n]}\n"), std::fclose(out);
   cudaFree(pools.k);
   cudaFree(pools.v);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attnfold/attnfold.h"
+#include "bench_library.h"
 
 namespace attnfold::tools {
 
@@ -101,10 +102,12 @@ struct PrefillTime {
   std::string name;
   double flop;  // of visible pairs
   double burst_us, sustained_us;
+  std::vector<double> others_us;  // of the libraries but the first, bursts too
 };
 
 /** Times those of `names`, or all, on pools of random keys and values; last the matrix units. */
-std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names, void* k, void* v,
+std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names,
+                                       const std::vector<Library>& libraries, void* k, void* v,
                                        size_t pool_bytes, cudaStream_t stream, int replays);
 
 }  // namespace attnfold::tools

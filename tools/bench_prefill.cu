@@ -75,8 +75,9 @@ double operations(const Workload& w) {  // of visible pairs
 /** Some calls of one workload, each on other pages and rows. */
 class Calls {
  public:
-  Calls(const Workload& w, void* k, void* v, int64_t num_pages, cudaStream_t stream)
-      : stream_(stream) {
+  Calls(const Workload& w, const Library& library, void* k, void* v, int64_t num_pages,
+        cudaStream_t stream)
+      : library_(library), stream_(stream) {
     attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
     p.qo_heads = kQoHeads;
     p.kv_heads = kKvHeads;
@@ -121,7 +122,7 @@ class Calls {
           table[r * static_cast<size_t>(stride) + static_cast<size_t>(j)] = order[at++];
       tables_.push_back(upload(table));
       attnfold_plan* plan = nullptr;
-      check(attnfold_plan_create(&p, &e, &plan), "attnfold_plan_create");
+      library_.check(library_.plan_create(&p, &e, &plan), "attnfold_plan_create");
       plans_.push_back(plan);
       attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
       lengths.batch = p.max_batch;
@@ -129,14 +130,14 @@ class Calls {
       lengths.kv_len = lengths_[1];
       lengths.block_table = tables_.back();
       lengths.block_table_stride = stride;
-      check(attnfold_plan_update(plan, &lengths, stream), "attnfold_plan_update");
-      workspace_bytes_ = attnfold_plan_workspace_bytes(plan);
+      library_.check(library_.plan_update(plan, &lengths, stream), "attnfold_plan_update");
+      workspace_bytes_ = library_.plan_workspace_bytes(plan);
     }
     check(cudaMalloc(&workspace_, workspace_bytes_), "cudaMalloc");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
   ~Calls() {
-    for (attnfold_plan* plan : plans_) attnfold_plan_destroy(plan);
+    for (attnfold_plan* plan : plans_) library_.plan_destroy(plan);
     for (int32_t* table : tables_) cudaFree(table);
     for (int32_t* lengths : lengths_) cudaFree(lengths);
     for (void* p :
@@ -145,12 +146,13 @@ class Calls {
   }
   int size() const { return static_cast<int>(plans_.size()); }
   void run(int i) const {
-    check(attnfold_plan_run(plans_[static_cast<size_t>(i % size())], &tensors_, workspace_,
-                            workspace_bytes_, stream_),
-          "attnfold_plan_run");
+    library_.check(library_.plan_run(plans_[static_cast<size_t>(i % size())], &tensors_, workspace_,
+                                     workspace_bytes_, stream_),
+                   "attnfold_plan_run");
   }
 
  private:
+  const Library& library_;
   cudaStream_t stream_;
   uint16_t *q_ = nullptr, *o_ = nullptr;
   float* lse_ = nullptr;
@@ -166,8 +168,9 @@ struct Speed {
   double burst_us, sustained_us;
 };
 
+void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }
+
 Speed time(Graph& graph, int replays, double sustain_s) {
-  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
   std::vector<double> burst, sustained;
   for (int i = 0; i < replays; ++i) {
     pause();
@@ -183,7 +186,8 @@ Speed time(Graph& graph, int replays, double sustain_s) {
 
 }  // namespace
 
-std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names, void* k, void* v,
+std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names,
+                                       const std::vector<Library>& libraries, void* k, void* v,
                                        size_t pool_bytes, cudaStream_t stream, int replays) {
   const auto wanted = [&](const char* name) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
@@ -193,12 +197,33 @@ std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names, vo
   const int64_t num_pages = static_cast<int64_t>(pool_bytes / (2 * kPage * kKvHeads * kDim));
   for (const Workload& w : workloads()) {
     if (!wanted(w.name)) continue;
-    const Calls calls(w, k, v, num_pages, stream);
     const double flop = operations(w);
-    const int count = std::max(calls.size(), static_cast<int>(1.5e12 / flop));
-    Graph graph(stream, std::min(count, 64), [&](int i) { calls.run(i); });
-    const Speed speed = time(graph, replays, sustain_s);
-    times.push_back({w.name, flop, speed.burst_us, speed.sustained_us});
+    std::vector<std::unique_ptr<Calls>> calls;
+    std::vector<std::unique_ptr<Graph>> graphs;
+    for (const Library& library : libraries) {
+      calls.push_back(std::make_unique<Calls>(w, library, k, v, num_pages, stream));
+      const Calls& own = *calls.back();
+      const int count = std::max(own.size(), static_cast<int>(1.5e12 / flop));
+      graphs.push_back(
+          std::make_unique<Graph>(stream, std::min(count, 64), [&](int i) { own.run(i); }));
+    }
+    PrefillTime row{w.name, flop, 0.0, 0.0, {}};
+    if (libraries.size() > 1) {  // in turns
+      std::vector<std::vector<double>> us(libraries.size());
+      for (int i = 0; i < replays; ++i) {
+        for (size_t l = 0; l < libraries.size(); ++l) {
+          pause();
+          us[l].push_back(graphs[l]->replay_us());
+        }
+      }
+      row.burst_us = median(us[0]);
+      for (size_t l = 1; l < libraries.size(); ++l) row.others_us.push_back(median(us[l]));
+    } else {
+      const Speed speed = time(*graphs[0], replays, sustain_s);
+      row.burst_us = speed.burst_us;
+      row.sustained_us = speed.sustained_us;
+    }
+    times.push_back(row);
   }
   if (times.empty()) return times;
   check(cudaFuncSetAttribute(matrix_peak, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152),
@@ -206,8 +231,11 @@ std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names, vo
   Graph peak(stream, 2,
              [&](int) { matrix_peak<<<132, 512, 49152, stream>>>(static_cast<uint32_t*>(k)); });
   const Speed speed = time(peak, replays, sustain_s);
-  times.push_back({"matrix units", 132.0 * 4 * kPeakSteps * 2 * 64 * 128 * 16, speed.burst_us,
-                   speed.sustained_us});
+  times.push_back({"matrix units",
+                   132.0 * 4 * kPeakSteps * 2 * 64 * 128 * 16,
+                   speed.burst_us,
+                   speed.sustained_us,
+                   {}});
   return times;
 }
 

@@ -26,7 +26,7 @@ struct BenchOptions {
   bool quick = false;
   std::string json_file, svg_file, isa;
   attnfold_backend backend = ATTNFOLD_CPU;
-  std::vector<std::string> shapes;
+  std::vector<std::string> shapes, against;
 };
 
 struct Row {
@@ -373,7 +373,7 @@ int run_bench(const BenchOptions& options) {
   if (options.backend == ATTNFOLD_CUDA) {
 #if defined(ATTNFOLD_WITH_CUDA)
     try {
-      bench_cuda(options.shapes, options.quick ? 4 : 12, options.json_file);
+      bench_cuda(options.shapes, options.against, options.quick ? 4 : 12, options.json_file);
     } catch (const std::runtime_error& error) {
       throw BadInput(fmt::format("--backend: expected one that this machine runs, got cuda; {}",
                                  error.what()));
@@ -384,6 +384,7 @@ int run_bench(const BenchOptions& options) {
         "--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
 #endif
   }
+  if (!options.against.empty()) throw BadInput("--against: expected with --backend cuda");
   const bool sweeps_threads = options.threads.size() > 1 && options.workers.empty();
   if (!options.shapes.empty() && !sweeps_threads)
     throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
@@ -469,6 +470,10 @@ void add_bench(CLI::App& app, Command& command) {
                   "CUDA or several --threads: these shapes of the table alone")
       ->delimiter(',')
       ->type_name("LIST");
+  sub->add_option("--against", options->against,
+                  "CUDA: other builds of the shared library, timed in turns with this one")
+      ->delimiter(',')
+      ->type_name("LIBS");
   sub->add_option("--json", options->json_file, "Write the results to this file too")
       ->type_name("FILE");
   sub->add_option("--svg", options->svg_file,
