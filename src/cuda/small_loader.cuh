@@ -52,6 +52,16 @@ __device__ __forceinline__ const char* kept(const char* p) {
   return p;
 }
 
+/** 16 bytes, around L1, that nobody reads again soon: they are the first to leave L2, where states,
+ * queries and page ids stay instead. */
+__device__ __forceinline__ void copy_16_once(uint32_t to, const void* from) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
+
 /**
  * Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements.
  *
@@ -97,8 +107,8 @@ class KeyCopier {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {  // chunk_offset(first_row + i, chunk): stages are aligned
         const uint32_t at = __shfl_sync(~0u, place, i, kSteps);
-        copy_16((to ^ (i % 8 << 4)) + i * Shape::kPitch,
-                base + static_cast<uint64_t>(at) * steps.unit_bytes);
+        copy_16_once((to ^ (i % 8 << 4)) + i * Shape::kPitch,
+                     base + static_cast<uint64_t>(at) * steps.unit_bytes);
       }
       return;
     }
