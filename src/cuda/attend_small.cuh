@@ -1,9 +1,10 @@
 // Attention of a few rows on many keys: decode steps and speculative verification.  bf16 and fp16,
 // tensor cores of sm_80 and later.
 //
-// A worker (one block) takes a range of leaves for one kv head.  Four loader warps bring K and V;
-// four matrix warps make the leaf's state and fold it.  Per leaf of 128 keys, R <= 16 rows, head
-// dim D:
+// A block takes a range of leaves for one kv head, and then claims more, one after the other, until
+// there are none; loaders are a range ahead, so that copies never pause.  Four loader warps bring K
+// and V; four matrix warps make the leaf's state and fold it.  Per leaf of 128 keys, R <= 16 rows,
+// head dim D:
 //   K, V   global -> shared    2 * 128 * D * 2 bytes, each once; loader warp w: keys 32 w ..
 //   S      [R, 128] registers  matrix warp w: keys 32 w ..
 //   P      [R, 128] shared     16-bit; every warp needs all of it
@@ -35,6 +36,8 @@ __device__ __forceinline__ void init_shared(uint32_t shared, int32_t head_dim) {
       }
     }
     for (int i = 0; i < Shape::kStagesQ; ++i) barrier_init(Shape::full_q(shared, i), kGroupThreads);
+    for (int i = 0; Shape::kClaims && i < kClaimStages; ++i)
+      barrier_init(Shape::full_claim(shared, i), kArrivingLanes);
   }
   if (head_dim < Shape::kDim) {                                  // elements that no copy fills
     const uint32_t bytes = offsetof(typename Shape::Shared, p);  // of k, v and q
@@ -56,7 +59,7 @@ __global__ void ATTNFOLD_BOUNDS(Shape) attend_small(const __grid_constant__ Atte
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
   const int32_t kv_head = static_cast<int32_t>(blockIdx.x);
-  const Range* const from = a.schedule.ranges + blockIdx.y;
+  const Range* const from = a.schedule.ranges + blockIdx.y * (a.shape.claims + 1);
   Range range;
   if constexpr (Shape::kRowTiles == 1) range = load_from_l2(from);  // there are registers for it
   init_shared<Shape>(shared, a.problem.head_dim_vo);

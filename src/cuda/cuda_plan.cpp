@@ -1,5 +1,7 @@
 // A plan on a GPU: memory for its schedule, and the launches of a step and of a layer.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -64,9 +66,10 @@ class CudaPlan final : public AnyPlan {
   Status load_kernels();
   int64_t max_leaves() const;
   Status large_args(const AttendArgs& args, LargeArgs* out) const;
-  Status launch_both(const AttendArgs& args, cudaLaunchConfig_t config) const;
+  Status launch_both(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
   Status launch_small(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
   Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
+  uint32_t* claimed_counter(const void* workspace) const;
   Status check_updated() const;
   Status read_schedule(HostSchedule* out) const;
 
@@ -78,6 +81,13 @@ class CudaPlan final : public AnyPlan {
   KernelList kernels_{};
   int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
+  // Runs that share a workspace follow one another, so that each workspace has a counter of claimed
+  // ranges, which the second kernel sets back.  Workspaces beyond the 64th hold their own, and an
+  // operation before the first kernel does that.
+  static constexpr size_t kCounters = 64, kCounterStride = 32;  // of 4 bytes
+  mutable std::array<std::atomic<const void*>, kCounters> workspaces_{};
+  uint32_t* counters_ = nullptr;
+  size_t own_counter_ = 0;            // where it is in a workspace
   std::unique_ptr<SideStream> side_;  // where the large-row kernel runs beside the others
   DeviceMemory memory_;
   RangeSchedule schedule_{};
@@ -162,8 +172,8 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
       cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_));
   const int32_t workers =
       execution.num_workers ? execution.num_workers : num_sms_ * small_.blocks_per_sm;
-  shape_.num_ranges = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
-                                            : choose_num_ranges(workers, problem_.kv_heads);
+  const int32_t owned = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
+                                              : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
   shape_.kv_heads = problem_.kv_heads;
   if (large_.dim > 0) {
@@ -179,8 +189,13 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
     return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits",
                    given_.max_qo_rows);
   }
-  const int64_t state_rows = static_cast<int64_t>(shape_.num_ranges) * max_states(max_leaves()) *
-                             problem_.kv_heads * shape_.set_rows;
+  shape_.claims = choose_claims(owned, max_sets * max_leaves(), max_leaves(), shape_.cut_seed != 0);
+  shape_.num_ranges = owned * (shape_.claims + 1);
+  if (shape_.claims > 0) small_.attend = small_.attend_claiming;
+  const int32_t states =  // of an owned range, and of those claimed after it
+      max_states(max_leaves()) + (shape_.claims > 0 ? kMaxClaimed : 0);
+  const int64_t state_rows =
+      static_cast<int64_t>(owned) * states * problem_.kv_heads * shape_.set_rows;
   if (state_rows > INT32_MAX)
     return invalid("max_kv_len", "maxima whose states can be counted in 31 bits",
                    given_.max_kv_len);
@@ -188,6 +203,8 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   workspace_bytes_ = (states_floats_ + static_cast<size_t>(shape_.tile_blocks) *
                                            static_cast<size_t>(tile_total_floats(large_.dim))) *
                      sizeof(float);
+  own_counter_ = workspace_bytes_;
+  if (shape_.claims > 0) workspace_bytes_ += 16;
 
   size_t bytes = 0;
   const auto place = [&](size_t size) {
@@ -204,6 +221,9 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
                                                     : static_cast<int64_t>(given_.max_batch) +
                                                           static_cast<int64_t>(given_.max_qo_rows) *
                                                               shape_.group_size / kTileRows;
+  const size_t claimed =
+      place(static_cast<size_t>(shape_.claims) * static_cast<size_t>(owned) * sizeof(Range));
+  const size_t counters = place(kCounters * kCounterStride * sizeof(uint32_t));
   const size_t num_tiles = place(sizeof(int32_t));
   const size_t tiles = place(static_cast<size_t>(2 * max_tiles) * sizeof(RowSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
@@ -214,7 +234,9 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
       reinterpret_cast<RowSet*>(base + sets),        static_cast<int32_t>(max_sets),
       reinterpret_cast<RangePlace*>(base + places),  reinterpret_cast<Range*>(base + ranges),
       reinterpret_cast<SharedSet*>(base + shared),   reinterpret_cast<int32_t*>(base + num_tiles),
-      reinterpret_cast<RowSet*>(base + tiles),       static_cast<int32_t>(max_tiles)};
+      reinterpret_cast<RowSet*>(base + tiles),       static_cast<int32_t>(max_tiles),
+      reinterpret_cast<Range*>(base + claimed)};
+  counters_ = reinterpret_cast<uint32_t*>(base + counters);
   return {};
 }
 
@@ -258,6 +280,16 @@ Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
   num_kv_rows_ = l.num_kv_rows;
   updated_ = true;
   return {};
+}
+
+/** The counter for this workspace, or null where there are too many. */
+uint32_t* CudaPlan::claimed_counter(const void* workspace) const {
+  for (size_t i = 0; i < kCounters; ++i) {
+    const void* of = nullptr;  // who comes first takes it
+    if (workspaces_[i].compare_exchange_strong(of, workspace) || of == workspace)
+      return counters_ + i * kCounterStride;
+  }
+  return nullptr;
 }
 
 Status CudaPlan::check_updated() const {
@@ -318,20 +350,21 @@ Status CudaPlan::large_args(const AttendArgs& args, LargeArgs* out) const {
 
 /** Launches the large-row kernel, for however many tiles there are, beside the others: ranges and
  * tiles have nothing to do with each other. */
-Status CudaPlan::launch_both(const AttendArgs& args, cudaLaunchConfig_t config) const {
+Status CudaPlan::launch_both(const AttendArgs& args, cudaLaunchConfig_t config,
+                             bool overlaps) const {
   LargeArgs large{};
   ATTNFOLD_RETURN_IF_ERROR(large_args(args, &large));
   const SideStream::Fork fork(side_.get(), config.stream);
   ATTNFOLD_RETURN_IF_ERROR(fork.status());
   cudaLaunchConfig_t beside = config;
   beside.stream = fork.stream();
-  if (fork.forked()) beside.numAttrs = 0;  // what it waits for is not only a kernel
+  if (fork.forked() || !overlaps) beside.numAttrs = 0;  // what it waits for is not only a kernel
   beside.gridDim = dim3(static_cast<unsigned>(shape_.tile_blocks));
   beside.blockDim = dim3(static_cast<unsigned>(large_.threads));
   beside.dynamicSmemBytes = large_.shared_bytes;
   void* parameters[] = {&large};
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&beside, large_.attend, parameters));
-  ATTNFOLD_RETURN_IF_ERROR(launch_small(args, config, !fork.forked()));
+  ATTNFOLD_RETURN_IF_ERROR(launch_small(args, config, overlaps && !fork.forked()));
   return fork.join();
 }
 
@@ -376,9 +409,16 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   config.attrs = &overlap;
   config.numAttrs = 1;
   const CurrentDevice current(device_);
+  if (shape_.claims > 0) args.claimed = claimed_counter(workspace);
+  const bool overlaps = shape_.claims == 0 || args.claimed;
+  if (!overlaps) {
+    args.claimed = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + own_counter_);
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(args.claimed, 0, sizeof(uint32_t), config.stream));
+  }
   if (shape_.tile_blocks == 0 || (problem_.ragged && num_kv_rows_ <= 0))
-    return launch_small(args, config, true);
-  return launch_both(args, config);
+    return launch_small(args, config, overlaps);
+  return launch_both(args, config, overlaps);
 }
 
 /** Launches the small-row kernel, and the fold of what its ranges leave behind.  `overlaps`: it may
@@ -388,7 +428,7 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   cudaLaunchConfig_t first = config;
   if (!overlaps) first.numAttrs = 0;
   first.gridDim =
-      dim3(static_cast<unsigned>(problem_.kv_heads), static_cast<unsigned>(shape_.num_ranges));
+      dim3(static_cast<unsigned>(problem_.kv_heads), static_cast<unsigned>(num_owned(shape_)));
   first.blockDim = dim3(static_cast<unsigned>(small_.threads));
   first.dynamicSmemBytes = small_.shared_bytes;
   void* parameters[] = {const_cast<AttendArgs*>(&args)};
@@ -398,7 +438,9 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   const int64_t sets = shape_.group_size == shape_.set_rows
                            ? given_.max_qo_rows
                            : lengths_.batch + token_rows / shape_.set_rows;
-  const int64_t shared = std::min<int64_t>({shape_.num_ranges - 1, sets, schedule_.max_sets});
+  // What is claimed lies at the end of an owned range, mostly in the row set in which that ends.
+  const int64_t cuts = num_owned(shape_) - (shape_.claims > 0 ? 0 : 1);
+  const int64_t shared = std::min<int64_t>({cuts, sets, schedule_.max_sets});
   if (shared == 0) return {};
   return launch_fold(args, shared, config);
 }
@@ -429,7 +471,7 @@ Status CudaPlan::report(attnfold_plan_report* out) const {
   ATTNFOLD_RETURN_IF_ERROR(read_schedule(&s));
   const RangeCounts& n = s.counts;
   attnfold_plan_report r{};
-  r.num_workers = shape_.num_ranges * problem_.kv_heads;
+  r.num_workers = num_owned(shape_) * problem_.kv_heads;
   r.num_requests = lengths_.batch;
   r.num_units = (n.sets + n.empty_sets + static_cast<int32_t>(s.tiles.size())) * problem_.kv_heads;
   r.num_leaves = static_cast<int64_t>(n.leaves) * problem_.kv_heads;

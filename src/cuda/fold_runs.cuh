@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
       }
       if (live) break;
       live = true;
-      wait_for_previous_kernels();
+      wait_for_states(a);
       if (task >= num_tasks) return;
     }
     task += blocks * (kFoldThreads / 32);

@@ -19,6 +19,12 @@ namespace attnfold::cuda {
 
 constexpr int kFoldThreads = 128;
 
+/** Waits for the first kernel; then nobody claims any more. */
+__device__ __forceinline__ void wait_for_states(const AttendArgs& a) {
+  wait_for_previous_kernels();
+  if (a.claimed && blockIdx.x == 0 && threadIdx.x == 0) *a.claimed = 0;
+}
+
 /** Some elements of a state, and its m and l. */
 template <int kElements>
 struct PartState {
@@ -137,7 +143,7 @@ class Folder {
       }
       if (task < num_tasks)
         states = rows.states_of(places, a.shape.num_ranges, chunk + (thread >> log_lanes));
-      if (rehearsal) wait_for_previous_kernels();
+      if (rehearsal) wait_for_states(a);
       if (task >= num_tasks) return;
     }
   }

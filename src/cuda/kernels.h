@@ -13,7 +13,7 @@ namespace attnfold::cuda {
 
 struct PlanArgs;
 
-/** One instantiation of attend_small. */
+/** Two instantiations of attend_small. */
 struct SmallKernel {
   DType dtype;        // of q, k and v
   int32_t dim;        // head dims up to it
@@ -21,7 +21,7 @@ struct SmallKernel {
   int32_t blocks_per_sm;
   int32_t threads;
   size_t shared_bytes;
-  const void* attend;
+  const void *attend, *attend_claiming;  // the second where blocks claim ranges
 };
 
 /** The second kernels. */

@@ -164,7 +164,7 @@ __device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCou
     if (rule.num_ranges == 0) continue;
     const int32_t allowed = largest_share_allowed(rule);
     bool uneven = false;
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_owned(a.shape); i += kPlanThreads) {
       uneven = uneven || cut_at(rule, i + 1) - cut_at(rule, i) > allowed;
     }
     if (!__syncthreads_or(uneven)) break;
@@ -182,17 +182,19 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
   }
   const RangeCounts n = place_sets(a, limit, storage);
   const CutRule rule = choose_cuts(a, n);
-  int32_t num_shared = 0, num_states = 0;
+  const int32_t claimed = claimed_leaves(rule);
+  int32_t num_shared = 0, num_states = 0, num_claimed = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
     const int32_t i = base + static_cast<int32_t>(threadIdx.x);
     Range range{};
     RangeStates left{};
     bool first_inside = false;
-    const int32_t cut = cut_at(rule, i);
+    int32_t cut = 0;
     if (i < a.shape.num_ranges) {
-      range = make_range(a.schedule.sets, n, cut, cut_at(rule, i + 1));
+      cut = range_begin(rule, claimed, i);
+      range = make_range(a.schedule.sets, n, cut, range_begin(rule, claimed, i + 1));
       left = count_states(a.schedule.sets, n, range);
-      first_inside = i > 0 && is_first_inside(range, cut_at(rule, i - 1));
+      first_inside = i > 0 && is_first_inside(range, range_begin(rule, claimed, i - 1));
     }
     int32_t index, all;
     Scan(storage.scan).ExclusiveSum(first_inside ? 1 : 0, index, all);
@@ -209,6 +211,22 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
     num_states += all;
     __syncthreads();
   }
+  for (int32_t base = 0; base < num_owned(a.shape) * a.shape.claims; base += kPlanThreads) {
+    const int32_t i = base + static_cast<int32_t>(threadIdx.x);
+    const Range* range = a.schedule.ranges;
+    bool some = false;
+    if (i < num_owned(a.shape) * a.shape.claims) {
+      range += claimed_range(a.shape, i);
+      some = range->num_leaves > 0;
+    }
+    int32_t index, all;
+    Scan(storage.scan).ExclusiveSum(some ? 1 : 0, index, all);
+    if (some) a.schedule.claimed[num_claimed + index] = *range;
+    num_claimed += all;
+    __syncthreads();
+  }
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges; i += kPlanThreads)
+    a.schedule.ranges[i].num_claimed = num_claimed;
   for (int32_t i = num_shared + static_cast<int32_t>(threadIdx.x); i < a.shape.num_ranges;
        i += kPlanThreads) {
     a.schedule.shared[i] = {{}, -1, 0, 0, 0};

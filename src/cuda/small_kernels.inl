@@ -5,14 +5,16 @@ namespace {
 
 template <int kDim, int kRowTiles>
 SmallKernel small_kernel() {
-  using Shape = SmallShape<kDim, kRowTiles>;
+  using Shape = SmallShape<kDim, kRowTiles, false>;
+  using Claiming = SmallShape<kDim, kRowTiles, true>;
   return {ATTNFOLD_DTYPE,
           kDim,
           kRowTiles,
           Shape::kBlocksPerSm,
           kBlockThreads,
           sizeof(typename Shape::Shared),
-          reinterpret_cast<const void*>(&attend_small<Shape, ATTNFOLD_ELEMENT>)};
+          reinterpret_cast<const void*>(&attend_small<Shape, ATTNFOLD_ELEMENT>),
+          reinterpret_cast<const void*>(&attend_small<Claiming, ATTNFOLD_ELEMENT>)};
 }
 
 }  // namespace

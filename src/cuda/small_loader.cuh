@@ -20,8 +20,9 @@ __device__ __forceinline__ int32_t page_of(const AttendArgs& a, int32_t key) {
 }
 
 /** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
-__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk,
-                                              const VisibleKeys& keys, int warp, int lane) {
+__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk, int warp,
+                                              int lane) {
+  const VisibleKeys keys = seen_by_any(a.problem.mask, walk.set);
   const int32_t key = leaf_of(walk.set, walk.number) * kLeaf + warp * kWarpKeys + lane;
   KeySource source{0, 0, key < keys.sink || (key >= keys.begin && key < keys.end)};
   if (!source.seen) return source;
@@ -77,9 +78,13 @@ class KeyCopier {
         first_row(warp * kWarpKeys + lane / kGroupLanes * kSteps),
         inside(chunk * 8 < a.problem.head_dim_vo),
         full_width(a.problem.head_dim_vo == Shape::kDim) {
+    go_to(a, kv_head);
+    first = chunk_offset<Shape::kPitch>(first_row, chunk);
+  }
+
+  __device__ __forceinline__ void go_to(const AttendArgs& a, int32_t kv_head) {
     k = kept(a.tensors.k.data + kv_head * a.tensors.k.stride_head * 2 + chunk * 16);
     v = kept(a.tensors.v.data + kv_head * a.tensors.v.stride_head * 2 + chunk * 16);
-    first = chunk_offset<Shape::kPitch>(first_row, chunk);
   }
 
   __device__ __forceinline__ void copy_k(const AttendArgs& a, const KeySource& source,
@@ -159,19 +164,34 @@ __device__ __forceinline__ void prefetch_row(const AttendArgs& a, const Tensor& 
   for (int32_t at = 0; at < 2 * a.problem.head_dim_vo; at += 128) prefetch_to_l2(row + at);
 }
 
-/** Everything that the loaders do of a range.  Called before the kernel waits for those before it:
- * what the last update left behind is read at once, tensors only after the wait. */
+/** Loader warp 0 hands the range that lane 0 claimed as number `pair` to all warps. */
+template <class Shape>
+__device__ __forceinline__ void publish_claim(const AttendArgs& a, uint32_t shared, int stage,
+                                              uint32_t pair, int lane) {
+  constexpr int kWords = sizeof(Range) / 4, kHead = offsetof(Range, kv_head) / 4;
+  static_assert(kWords <= 32);
+  pair = __shfl_sync(~0u, pair, 0);
+  const uint32_t heads = gridDim.x, index = pair / heads;
+  const bool some = index < static_cast<uint32_t>(__ldcg(&a.schedule.ranges->num_claimed));
+  uint32_t word = 0;  // no leaves
+  if (some && lane < kWords)
+    word = __ldcg(reinterpret_cast<const uint32_t*>(a.schedule.claimed + index) + lane);
+  if (lane == kHead) word = pair - index * heads;
+  if (lane < kWords) store_shared(Shape::claim(shared, stage) + 4 * lane, word);
+  __syncwarp();
+  if (lane < kArrivingLanes) barrier_arrive(Shape::full_claim(shared, stage));
+}
+
+/** Everything that the loaders do of a range, and of those claimed after it.  Called before the
+ * kernel waits for those before it: what the last update left behind is read at once, tensors only
+ * after the wait. */
 template <class Shape>
 __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared, const Range& range,
                                            int32_t kv_head, int warp, int lane) {
   Walk walk(a, range);
-  VisibleKeys keys{};
   KeySource source{};
-  if (walk.left > 0) {
-    keys = seen_by_any(a.problem.mask, walk.set);
-    source = find_key(a, walk, keys, warp, lane);
-  }
-  const KeyCopier<Shape> copier(a, kv_head, warp, lane);
+  if (walk.left > 0) source = find_key(a, walk, warp, lane);
+  KeyCopier<Shape> copier(a, kv_head, warp, lane);
   Ring<Shape::kStages> ring;
   Ring<Shape::kStagesQ> q;
   // In a long range there is time before the wait: its first leaf comes to L2 while other kernels
@@ -181,10 +201,17 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
     prefetch_row(a, a.tensors.k, a.k_steps, source, kv_head);
     prefetch_row(a, a.tensors.v, a.v_steps, source, kv_head);
   }
+  // A range is claimed when the last leaf of the one before is next to be copied, handed on before
+  // that is, and entered after its keys: each step has a wait for room to take place in.
+  Claims<Shape> claims(range);
+  uint32_t pair = 0;  // lane 0's of warp 0
   wait_for_previous_kernels();
   let_next_kernel_start();
+  if (claims.more() && walk.left == 1 && threadIdx.x == 0) pair = atomicAdd(a.claimed, 1u);
   while (walk.left > 0) {
     const KeySource here = source;
+    const bool last = claims.more() && walk.left == 1;
+    if (last && warp == 0) publish_claim<Shape>(a, shared, claims.stage(), pair, lane);
     barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
     copier.copy_k(a, here, Shape::kv(shared, ring.stage));
     barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
@@ -196,14 +223,16 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
     }
     ring.next();
     walk.step(a);
+    if (last) claims.enter_next(a, shared, walk, kv_head);
     if (walk.left > 0) {  // page ids are asked for a leaf ahead
-      if (walk.new_set) keys = seen_by_any(a.problem.mask, walk.set);
-      source = find_key(a, walk, keys, warp, lane);
+      if (claims.more() && walk.left == 1 && threadIdx.x == 0) pair = atomicAdd(a.claimed, 1u);
+      source = find_key(a, walk, warp, lane);
     }
     barrier_wait(Shape::empty(shared, ring.stage, warp), ring.parity ^ 1);
     copier.copy_v(a, here, Shape::kv(shared, ring.stage));
     barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
     ring.next();
+    if (last) copier.go_to(a, kv_head);
     prefetch_page_ids(a, walk, warp, lane);
   }
 }

@@ -146,16 +146,17 @@ class MatrixWarp {
         lane(lane_in) {}
 
   /**
-   * The leaves of the range, one after the other.  In the row set that the range begins, they fold
-   * through their super-chunk into the row; in one that it enters later than at its first leaf, the
-   * row is not its to fold, and single leaves and super-chunks are left behind as states
-   * (plan/range_schedule.h says which).
+   * The leaves of the range, one after the other, and those of claimed ranges.  In the row set that
+   * the range begins, they fold through their super-chunk into the row; in one that it enters later
+   * than at its first leaf, the row is not its to fold, and single leaves and super-chunks are left
+   * behind as states (plan/range_schedule.h says which).
    */
   __device__ __forceinline__ void run() {
     Walk walk(a, range);
     wait_for_previous_kernels();  // before it writes a state that they may still read
     let_next_kernel_start();
     if (walk.left <= 0) return;
+    Claims<Shape> claims(range);
     int32_t entry = walk.number;  // where the range enters the row set
     total.clear();
     while (walk.left > 0) {
@@ -186,7 +187,11 @@ class MatrixWarp {
         }
       }
       walk.step(a);
-      if (walk.new_set && walk.left > 0) {
+      if (walk.left == 0) {
+        if (!claims.more() || !claims.enter_next(a, shared, walk, kv_head)) return;
+        entry = walk.number;
+        total.clear();
+      } else if (walk.new_set) {
         entry = 0;
         total.clear();
       }
@@ -466,7 +471,7 @@ class MatrixWarp {
   const AttendArgs& a;
   const uint32_t shared;
   const Range& range;
-  const int32_t kv_head;
+  int32_t kv_head;
   const int warp, lane;
   Ring<Shape::kStages> ring;
   Ring<Shape::kStagesQ> q_ring;

@@ -13,11 +13,17 @@ constexpr int kGroupThreads = kGroupWarps * 32;
 constexpr int kBlockThreads = 2 * kGroupThreads;
 constexpr int kWarpKeys = kLeaf / kGroupWarps;
 constexpr int kMatrixBarrier = 1;
+// Claimed ranges on their way from the loaders to everyone.  Where one is handed on, all matrix
+// warps are done with the leaf four before the next one (three stages: three before), so that they
+// have read all but the last four; a range has a leaf at least.
+constexpr int kClaimStages = 8;
 
 /** Compile-time sizes.  kDim is the head dim in shared memory and registers: the true one, rounded
- * up to 64, 128 or 256. */
-template <int kDim_, int kRowTiles_>
+ * up to 64, 128 or 256.  Without kClaims there is nothing to claim: what claiming adds to the loops
+ * costs small problems 2 %. */
+template <int kDim_, int kRowTiles_, bool kClaims_>
 struct SmallShape {
+  static constexpr bool kClaims = kClaims_;
   static constexpr int kDim = kDim_;
   static constexpr int kRowTiles = kRowTiles_;  // of 8 rows
   static constexpr int kRows = 8 * kRowTiles;
@@ -41,11 +47,13 @@ struct SmallShape {
     unsigned char kv[kStages][kLeaf * kPitch];
     unsigned char q[kStagesQ][kRows * kPitch];
     unsigned char p[kRows * kLeaf * 2];
+    unsigned char claims[kClaimStages][sizeof(Range)];
     float warp_max[kGroupWarps][kRows];
     float warp_sum[kGroupWarps][kRows][4];
     uint64_t full[kStages][kGroupWarps],
         empty[kStages][kGroupWarps];  // one for each loader warp's keys
     uint64_t full_q[kStagesQ];
+    uint64_t full_claim[kClaimStages];
   };
 
   // Addresses in shared memory, from that of the struct.
@@ -71,6 +79,12 @@ struct SmallShape {
   __device__ static uint32_t full_q(uint32_t base, int stage) {
     return base + offsetof(Shared, full_q) + stage * 8;
   }
+  __device__ static uint32_t claim(uint32_t base, int stage) {
+    return base + offsetof(Shared, claims) + stage * static_cast<int>(sizeof(Range));
+  }
+  __device__ static uint32_t full_claim(uint32_t base, int stage) {
+    return base + offsetof(Shared, full_claim) + stage * 8;
+  }
 };
 
 /** A place in a ring of `kStages` buffers. */
@@ -91,9 +105,11 @@ struct Walk {
   RowSet set, next_set;
   int32_t set_index, number, left;
   int32_t entered_states, begun_states;
-  bool new_set = true;
+  bool new_set;
 
-  __device__ __forceinline__ Walk(const AttendArgs& a, const Range& range) {
+  __device__ __forceinline__ Walk(const AttendArgs& a, const Range& range) { enter(a, range); }
+  __device__ __forceinline__ void enter(const AttendArgs& a, const Range& range) {
+    new_set = true;
     set = range.set;
     set_index = range.set_index;
     number = range.number;
@@ -116,6 +132,42 @@ struct Walk {
   __device__ __forceinline__ void prefetch(const AttendArgs& a) {
     if (left > set.num_leaves - number) next_set = load_from_l2(a.schedule.sets + set_index + 1);
   }
+};
+
+/** A block's claimed ranges, as they come. */
+template <class Shape>
+class Claims {
+ public:
+  __device__ __forceinline__ explicit Claims(const Range& range)
+      : taken(Shape::kClaims && range.num_claimed > 0 ? 0 : -1) {}
+
+  /** Whether there may be another one. */
+  __device__ __forceinline__ bool more() const { return Shape::kClaims && taken >= 0; }
+  /** Where that will be. */
+  __device__ __forceinline__ int stage() const { return taken % kClaimStages; }
+
+  /** Waits for the next one and goes over to it; false if there is none left. */
+  __device__ __forceinline__ bool enter_next(const AttendArgs& a, uint32_t shared, Walk& walk,
+                                             int32_t& kv_head) {
+    barrier_wait(Shape::full_claim(shared, stage()), taken / kClaimStages % 2);
+    static_assert(sizeof(Range) % 16 == 0);
+    union {
+      uint4 quads[sizeof(Range) / 16];
+      Range range;
+    } r;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Range) / 16); ++i)
+      r.quads[i] = load_shared_quad(Shape::claim(shared, stage()) + 16 * i);
+    ++taken;
+    if (r.range.num_leaves == 0) taken = -1;
+    if (!more()) return false;
+    walk.enter(a, r.range);
+    kv_head = r.range.kv_head;
+    return true;
+  }
+
+ private:
+  int32_t taken;  // so far; -1 when there is none left
 };
 
 }  // namespace attnfold::cuda

@@ -121,8 +121,10 @@ Ranges plan_ranges(const RangeShape& shape, const Mask& mask, const attnfold_pro
   r.places.resize(static_cast<size_t>(shape.num_ranges) + 1);
   r.ranges.resize(static_cast<size_t>(shape.num_ranges));
   std::vector<SharedSet> shared(static_cast<size_t>(shape.num_ranges));
+  std::vector<Range> claimed(static_cast<size_t>(shape.num_ranges));
   RangeSchedule s{&r.counts,       &r.num_shared,   r.sets.data(), max_sets,
                   r.places.data(), r.ranges.data(), shared.data()};
+  s.claimed = claimed.data();
   build_range_schedule(shape, mask, lengths.batch, lengths.qo_indptr, kv_len.data(), &s);
   return r;
 }
@@ -149,8 +151,12 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
   RangeShape shape{};
   shape.group_size = p.qo_heads / p.kv_heads;
   shape.set_rows = choose_set_rows(shape.group_size, decodes_only(question));
-  shape.num_ranges = asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)
-                               : choose_num_ranges(static_cast<int32_t>(on_device), p.kv_heads);
+  const int32_t owned = asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)
+                                  : choose_num_ranges(static_cast<int32_t>(on_device), p.kv_heads);
+  const int64_t max_leaves = (int64_t{p.max_kv_len} + kLeaf - 1) / kLeaf;
+  const int64_t max_sets = p.max_batch + int64_t{p.max_qo_rows} * shape.group_size / shape.set_rows;
+  shape.claims = choose_claims(owned, max_sets * max_leaves, max_leaves, false);
+  shape.num_ranges = owned * (shape.claims + 1);
   Mask mask;
   mask.causal = 1;
   mask.window_left = p.window_left;
@@ -160,11 +166,15 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
 
   Line line = start(question, kName);
   std::vector<int32_t> splits_of_set(plan.sets.size());
-  int32_t cuts = 0, inside = 0, largest = 0, busy = 0;
+  int32_t cuts = 0, inside = 0, largest = 0, busy = 0, share = 0, claimed = 0;
   for (int32_t r = 0; r < shape.num_ranges; ++r) {
     const Range& range = plan.ranges[static_cast<size_t>(r)];
-    largest = std::max(largest, range.num_leaves);
-    busy += range.num_leaves > 0 ? 1 : 0;
+    // As if no block were faster than the others: then each claims what follows its own range.
+    const int32_t block = r / (shape.claims + 1);
+    share = r % (shape.claims + 1) == 0 ? range.num_leaves : share + range.num_leaves;
+    largest = std::max(largest, share);
+    busy += r % (shape.claims + 1) == 0 && range.num_leaves > 0 ? 1 : 0;
+    claimed += r % (shape.claims + 1) > 0 ? range.num_leaves : 0;
     int32_t index = range.set_index, number = range.number;
     for (int32_t left = range.num_leaves; left > 0; ++index, number = 0) {
       const RowSet& set = plan.sets[static_cast<size_t>(index)];
@@ -173,7 +183,7 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
       int64_t keys = 0;
       for (int32_t i = number; i < end; ++i) keys += keys_of_leaf(seen, set, i);
       for (int32_t head = 0; head < p.kv_heads; ++head) {
-        line.blocks.push_back({set.request, r * p.kv_heads + head, 1, keys, 1, set.num_rows,
+        line.blocks.push_back({set.request, block * p.kv_heads + head, 1, keys, 1, set.num_rows,
                                shape.set_rows <= 8 ? 8 : kMaxSetRows});
       }
       int32_t& splits = line.splits[static_cast<size_t>(set.request)];
@@ -186,14 +196,20 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
   }
   const int64_t states = plan.places.back().entered_states;
   line.partial_bytes = 2 * states * p.kv_heads * shape.set_rows * (p.head_dim_vo + 2) * kFloatBytes;
-  line.launched = int64_t{shape.num_ranges} * p.kv_heads;
+  line.launched = int64_t{owned} * p.kv_heads;
   line.grid = fmt::format("({})", line.launched);
   line.rule = fmt::format(
       "sets of up to {} rows; their {} leaves of {} keys in {} even ranges, {} of them used, for "
       "each of {} kv heads; the largest has {}; {} cuts in a row, {} inside a super-chunk; {} "
       "states; a second kernel folds them",
-      shape.set_rows, plan.counts.leaves, kLeaf, shape.num_ranges, busy, p.kv_heads, largest, cuts,
-      inside, states * p.kv_heads);
+      shape.set_rows, plan.counts.leaves, kLeaf, owned, busy, p.kv_heads, largest, cuts, inside,
+      states * p.kv_heads);
+  if (claimed > 0) {
+    line.rule += fmt::format(
+        "; of a head's leaves {} are claimed by whichever block is done with its own, a few at a "
+        "time",
+        claimed);
+  }
   if (!decodes_only(question)) {
     line.rule += fmt::format(
         "; on Hopper requests with many rows take tiles of {} rows instead, which this line leaves "

@@ -13,6 +13,10 @@
 //   of the row set that it begins: the row, which is its whole super-chunks, folded, if any; then
 //     the started super-chunk after them, if any.
 //
+// Some multiprocessors read faster than others.  In large problems the end of each block's range is
+// therefore a few small ranges of their own, which blocks claim when they are done with what they
+// own, the larger ones first.  Who carries out a range changes neither its states nor their places.
+//
 // Where a machine has a kernel for many rows, requests with many are cut into tiles of kTileRows
 // rows instead.  A tile is never cut; (tile, kv head) pairs are dealt to blocks, longest first.
 #pragma once
@@ -47,10 +51,19 @@ struct RangeShape {
   uint64_t cut_seed;        // 0: balanced cuts
   int32_t tile_blocks = 0;  // blocks that take tiles; 0: there are no tiles
   int32_t kv_heads = 1;
+  int32_t claims = 0;  // ranges to claim after each that a block owns; num_ranges counts both
 };
+
+/** Ranges that blocks own: every (claims + 1)th. */
+ATTNFOLD_HD constexpr int32_t num_owned(const RangeShape& shape) {
+  return shape.num_ranges / (shape.claims + 1);
+}
 
 constexpr int32_t kMaxSetRows = 16;
 constexpr int32_t kTileRows = 128;
+constexpr int32_t kLongShare = 25;      // leaves: of large problems' ranges
+constexpr int32_t kVeryLongShare = 80;  // what claims leave behind costs more than they gain
+constexpr int32_t kShortSet = 4;        // leaves of a row set that is rarely cut
 
 /** Rows of a set: a token's, where every request has one new token. */
 ATTNFOLD_HD constexpr int32_t choose_set_rows(int32_t group_size, bool only_decodes) {
@@ -79,6 +92,18 @@ inline int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
   return best;
 }
 
+constexpr int32_t kMaxClaimed = 32;  // leaves behind an owned range, at most
+
+/** RangeShape::claims for so many owned ranges, where a batch has at most `max_leaves`, and a row
+ * set `max_set_leaves`; `any`: whether or not there will be any. */
+inline int32_t choose_claims(int32_t owned, int64_t max_leaves, int64_t max_set_leaves, bool any) {
+  constexpr int32_t kMost = 5, kMaxRanges = 511;  // the second kernel has room for their places
+  if (owned == 1) return 0;
+  const bool some = max_leaves >= int64_t{kLongShare} * owned || max_set_leaves <= kShortSet;
+  if (!some && !any) return 0;
+  return std::clamp(kMaxRanges / owned - 1, 0, kMost);
+}
+
 /** Two row sets' worth of counts: of one request, or of a batch. */
 struct RangeCounts {
   int32_t sets, empty_sets;  // with leaves, without
@@ -91,7 +116,9 @@ struct alignas(16) Range {
   int32_t set_index, number, num_leaves;
   int32_t entered_states;  // index of the first state of the row set that it enters
   int32_t begun_states;    // and of the row set that it begins and does not end
-  int32_t unused[3];
+  int32_t num_claimed;     // ranges to claim, in all
+  int32_t kv_head;         // of a claimed range, noted by the block that claimed it
+  int32_t unused;
 };
 
 /** The same for everyone else: where a range begins on the line, and its states. */
@@ -120,6 +147,7 @@ struct RangeSchedule {
   int32_t* num_tiles = nullptr;
   RowSet* tiles = nullptr;  // [2 * max_tiles], longest first; the second half is the planner's own
   int32_t max_tiles = 0;
+  Range* claimed = nullptr;  // ranges to claim, in that order, none empty; [all that may be]
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -309,6 +337,7 @@ struct CutRule {
   int32_t spread;  // 2: every second range is empty, and num_ranges are not
   int32_t align;
   uint64_t seed;
+  int32_t claims;  // RangeShape's; what follows says where owned ranges begin
 };
 
 ATTNFOLD_HD inline uint64_t mix_bits(uint64_t x) {  // splitmix64
@@ -347,16 +376,52 @@ ATTNFOLD_HD inline int32_t even_share(const CutRule& rule) {
                               rule.num_ranges);
 }
 
+/** Leaves behind each owned range that are to be claimed: what the slowest blocks are behind the
+ * others in the end, and a little more. */
+ATTNFOLD_HD inline int32_t claimed_leaves(const CutRule& rule) {
+  if (rule.claims == 0 || rule.num_ranges == 0) return 0;
+  const int32_t share = rule.leaves / rule.num_ranges;
+  if (rule.seed != 0) {
+    const int32_t most = share < kMaxClaimed ? share : kMaxClaimed;
+    return static_cast<int32_t>(mix_bits(rule.seed) % static_cast<uint64_t>(most + 1));
+  }
+  if (rule.spread != 1) return 0;
+  if (share >= kLongShare) return share < kVeryLongShare ? share / 10 : 0;
+  if (share >= 4 && rule.leaves <= kShortSet * rule.num_sets) return share / 2 < 3 ? share / 2 : 3;
+  return 0;
+}
+
+/** Where range `k` of all begins, owned or to be claimed, of a rule whose claimed_leaves() are
+ * `claimed`. */
+ATTNFOLD_HD inline int32_t range_begin(const CutRule& rule, int32_t claimed, int32_t k) {
+  const int32_t each = rule.claims + 1, owned = k / each, piece = k - owned * each;
+  const int32_t begin = cut_at(rule, owned);
+  if (piece == 0) return begin;
+  int32_t left = claimed;  // of the owned range, from this piece on: each takes half of the rest
+  for (int32_t i = 1; i < piece; ++i) left -= left > 1 ? left / 2 : left;
+  const int32_t end = cut_at(rule, owned + 1), at = end - left;
+  if (at > begin || end == begin) return at > begin ? at : begin;
+  return begin + 1;  // who owns nothing claims nothing
+}
+
+/** The range that is claimed as number `i` of them all, empty ones counted: larger ones first. */
+ATTNFOLD_HD inline int32_t claimed_range(const RangeShape& shape, int32_t i) {
+  const int32_t owned = num_owned(shape);
+  return i % owned * (shape.claims + 1) + 1 + i / owned;
+}
+
 constexpr int32_t kSmallShare = 12;  // leaves: problems of no larger even share are small
 
 /** Leaves that the largest range may have.  One more than an even share costs large problems
- * little; a whole super-chunk in place of a little less costs less than the states of cuts inside
- * it. */
+ * little, and half of what is claimed evens out; a whole super-chunk in place of a little less
+ * costs less than the states of cuts inside it. */
 ATTNFOLD_HD inline int32_t largest_share_allowed(const CutRule& rule) {
   const int32_t even = even_share(rule);
   if (rule.align == kSuperChunk && rule.spread == 1 && even > kSmallShare && even < kSuperChunk)
     return kSuperChunk;
-  return even >= 25 ? even + 1 : even;
+  if (even < kLongShare) return even;
+  const int32_t claimed = claimed_leaves(rule);
+  return even + (claimed > 2 ? claimed / 2 : 1);
 }
 
 // Rules of cuts, tried one after the other until the largest range is within the limit; the last
@@ -369,10 +434,11 @@ constexpr int kCutRules = 7;
 /** Rule `index` for `num_ranges` ranges; num_ranges = 0 says that it is not to be tried. */
 ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
                                     const RangeShape& shape, int index) {
-  CutRule rule{sets, n.sets, n.leaves, shape.num_ranges, 1, kSuperChunk, shape.cut_seed};
+  CutRule rule{sets, n.sets,      n.leaves,       num_owned(shape),
+               1,    kSuperChunk, shape.cut_seed, shape.claims};
   if (index == 1 || index == 2) {
     const bool small = even_share(rule) <= kSmallShare && shape.cut_seed == 0;
-    rule.num_ranges = small ? (shape.num_ranges + index - 1) / 2 : 0;
+    rule.num_ranges = small ? (rule.num_ranges + index - 1) / 2 : 0;
     rule.spread = 2;
   } else if (index > 2) {
     rule.align = kSuperChunk >> (index - 2);
@@ -491,27 +557,35 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     rule = cut_rule(out->sets, n, shape, index);
     if (rule.num_ranges == 0) continue;
     int32_t largest = 0;
-    for (int32_t i = 0; i < shape.num_ranges; ++i) {
+    for (int32_t i = 0; i < num_owned(shape); ++i) {
       const int32_t share = cut_at(rule, i + 1) - cut_at(rule, i);
       largest = share > largest ? share : largest;
     }
     if (largest <= largest_share_allowed(rule)) break;
   }
   *out->num_shared = 0;
-  int32_t states = 0;
+  int32_t states = 0, claimed = claimed_leaves(rule), before = 0;
   for (int32_t i = 0; i < shape.num_ranges; ++i) {
-    Range range = make_range(out->sets, n, cut_at(rule, i), cut_at(rule, i + 1));
+    const int32_t cut = range_begin(rule, claimed, i);
+    Range range = make_range(out->sets, n, cut, range_begin(rule, claimed, i + 1));
     const RangeStates left = count_states(out->sets, n, range);
     range.entered_states = states;
     range.begun_states = states + left.entered;
     states += left.entered + left.begun;
     out->ranges[i] = range;
-    out->places[i] = {cut_at(rule, i), range.entered_states, range.begun_states, 0};
+    out->places[i] = {cut, range.entered_states, range.begun_states, 0};
     out->shared[i] = {{}, -1, 0, 0, 0};
-    if (i > 0 && is_first_inside(range, cut_at(rule, i - 1))) {
+    if (i > 0 && is_first_inside(range, before)) {
       out->shared[(*out->num_shared)++] = {range.set, i - 1, 0, 0, 0};
     }
+    before = cut;
   }
+  int32_t num_claimed = 0;
+  for (int32_t i = 0; i < num_owned(shape) * shape.claims; ++i) {
+    const Range& range = out->ranges[claimed_range(shape, i)];
+    if (range.num_leaves > 0) out->claimed[num_claimed++] = range;
+  }
+  for (int32_t i = 0; i < shape.num_ranges; ++i) out->ranges[i].num_claimed = num_claimed;
   out->places[shape.num_ranges] = {n.leaves, states, states, 0};
   for (int32_t i = 0; i < *out->num_shared; ++i)
     find_states(out->places, shape.num_ranges, &out->shared[i]);

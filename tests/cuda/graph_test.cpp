@@ -79,6 +79,33 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   cudaStreamDestroy(stream);
 }
 
+/** More workspaces than a plan has counters for, and a few again. */
+TEST_F(DeviceTest, AnyNumberOfWorkspaces) {
+  Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal,
+                               cases::Lengths(40, 1), cases::Lengths(40, 300));
+  const Call call = generate(spec, test::seed());
+  attnfold_plan* raw = nullptr;
+  const attnfold_execution e = on_device(14);
+  ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
+  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
+      raw, attnfold_plan_destroy);
+  Answer expected, answer;
+  ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
+  DeviceCall device(call);
+  const attnfold_lengths lengths = device.lengths();
+  const size_t bytes = attnfold_plan_workspace_bytes(raw);
+  char* workspace = static_cast<char*>(device.workspace(bytes + 100 * 16));
+  ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
+  for (int i = 0; i < 140; ++i) {
+    const attnfold_tensors tensors = device.tensors();
+    ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace + i % 100 * 16, bytes, nullptr),
+              ATTNFOLD_OK)
+        << attnfold_last_error();
+    ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
+    ATTNFOLD_ASSERT_HOLDS(cases::same_bytes(call, expected, answer, "a workspace")) << i;
+  }
+}
+
 /** Schedule arrays in managed memory's stead: plain memory here, device memory there. */
 struct Arrays {
   RangeCounts counts{};
@@ -87,6 +114,7 @@ struct Arrays {
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
+  std::vector<Range> claimed;
   int32_t num_tiles = 0;
   std::vector<RowSet> tiles;
 };
@@ -104,9 +132,10 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
                           (kMaxBatch + 1) * 4,
                           kMaxBatch * 4,
                           4,
-                          2 * kMaxSets * sizeof(RowSet)};
-  size_t offsets[10], total = 0;
-  for (int i = 0; i < 10; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
+                          2 * kMaxSets * sizeof(RowSet),
+                          kMaxRanges * sizeof(Range)};
+  size_t offsets[11], total = 0;
+  for (int i = 0; i < 11; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
   ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), total), cudaSuccess);
   for (int round = 0; round < 2000; ++round) {
     const int32_t batch = static_cast<int32_t>(rng() % (round % 50 ? 40 : kMaxBatch));
@@ -115,6 +144,9 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
                      1 + static_cast<int32_t>(rng() % kMaxRanges), rng() % 3 ? 0 : rng()};
     if (round % 2) shape.tile_blocks = 1 + static_cast<int32_t>(rng() % 132);
     shape.kv_heads = 1 + static_cast<int32_t>(rng() % 8);
+    shape.claims = static_cast<int32_t>(rng() % 6);
+    shape.num_ranges = (shape.num_ranges / (shape.claims + 1) + 1) * (shape.claims + 1);
+    if (shape.num_ranges > kMaxRanges) continue;
     Mask mask;
     mask.causal = rng() % 2;
     if (rng() % 3 == 0) mask.window_left = static_cast<int32_t>(rng() % 3000);
@@ -131,15 +163,15 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     host.places.resize(kMaxRanges + 1);
     host.ranges.resize(kMaxRanges);
     host.shared.resize(kMaxRanges);
+    host.claimed.resize(kMaxRanges);
     host.tiles.resize(2 * kMaxSets);
     Arrays device = host;
     if (static_cast<int64_t>(indptr.back()) * shape.group_size / shape.set_rows + batch >= kMaxSets)
       continue;
-    RangeSchedule schedule{&host.counts,       &host.num_shared,
-                           host.sets.data(),   kMaxSets,
-                           host.places.data(), host.ranges.data(),
-                           host.shared.data(), &host.num_tiles,
-                           host.tiles.data(),  kMaxSets};
+    RangeSchedule schedule{&host.counts,       &host.num_shared,   host.sets.data(),
+                           kMaxSets,           host.places.data(), host.ranges.data(),
+                           host.shared.data(), &host.num_tiles,    host.tiles.data(),
+                           kMaxSets,           host.claimed.data()};
     build_range_schedule(shape, mask, batch, indptr.data(), kv_len.data(), &schedule);
 
     const auto at = [&](int i) { return memory + offsets[i]; };
@@ -154,7 +186,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
         reinterpret_cast<RowSet*>(at(2)),      kMaxSets,
         reinterpret_cast<RangePlace*>(at(3)),  reinterpret_cast<Range*>(at(4)),
         reinterpret_cast<SharedSet*>(at(5)),   reinterpret_cast<int32_t*>(at(8)),
-        reinterpret_cast<RowSet*>(at(9)),      kMaxSets};
+        reinterpret_cast<RowSet*>(at(9)),      kMaxSets,
+        reinterpret_cast<Range*>(at(10))};
     const cuda::PlanArgs args{shape,
                               mask,
                               batch,
@@ -176,6 +209,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
       ASSERT_EQ(cudaMemcpy(device.tiles.data(), at(9), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
       ASSERT_EQ(std::memcmp(host.tiles.data(), device.tiles.data(), bytes), 0) << round;
     }
+    ASSERT_EQ(cudaMemcpy(device.claimed.data(), at(10), sizes[10], cudaMemcpyDeviceToHost),
+              cudaSuccess);
     const RangeCounts &h = host.counts, &d = device.counts;
     ASSERT_TRUE(h.sets == d.sets && h.empty_sets == d.empty_sets && h.leaves == d.leaves) << round;
     ASSERT_EQ(host.num_shared, device.num_shared) << round;
@@ -190,6 +225,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     ASSERT_TRUE(same(host.places, device.places, 0, ranges + 1)) << round;
     ASSERT_TRUE(same(host.ranges, device.ranges, 0, ranges)) << round;
     ASSERT_TRUE(same(host.shared, device.shared, 0, ranges)) << round;
+    const size_t claimed = static_cast<size_t>(host.ranges[0].num_claimed);
+    ASSERT_TRUE(same(host.claimed, device.claimed, 0, claimed)) << round;
   }
   cudaFree(memory);
 }

@@ -256,7 +256,14 @@ TEST(Lines, AttnfoldOnAGpuCutsAsItsDevicePlannerDoes) {
   line = finished(attnfold_engine, q);
   EXPECT_EQ(line.kv_loads, line.kv_bytes);
   EXPECT_NE(line.rule.find("the largest has 126;"), std::string::npos) << line.rule;
+  EXPECT_EQ(line.rule.find("claimed"), std::string::npos) << line.rule;
   EXPECT_EQ(line.rule.find("tiles"), std::string::npos) << line.rule;
+  // Half as many: 62 to a range, of which 6 are claimed.
+  q.batch = decodes(64, 4096);
+  line = finished(attnfold_engine, q);
+  EXPECT_EQ(line.launched, 264);
+  EXPECT_NE(line.rule.find("the largest has 64;"), std::string::npos) << line.rule;
+  EXPECT_NE(line.rule.find("198 are claimed"), std::string::npos) << line.rule;
   Question prefill = question_of("llama-3-8b", {{512, 8704}});
   prefill.machine = q.machine;
   line = finished(attnfold_engine, prefill);

@@ -19,6 +19,7 @@ struct Planned {
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
+  std::vector<Range> claimed;
   int32_t num_tiles = 0;
   std::vector<RowSet> tiles;
   RangeShape shape{};
@@ -30,6 +31,10 @@ struct Planned {
     const auto below = [&](uint64_t n) { return static_cast<int32_t>(rng() % n); };
     shape = {1 + below(17), 1 + below(16), 1 + below(300), rng() % 3 ? 0 : rng()};
     shape.tile_blocks = tile_blocks;
+    if (below(2)) {
+      shape.claims = 1 + below(5);
+      shape.num_ranges = (1 + below(60)) * (shape.claims + 1);
+    }
     shape.kv_heads = 1 + below(8);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
@@ -46,10 +51,12 @@ struct Planned {
     places.resize(static_cast<size_t>(shape.num_ranges) + 1);
     ranges.resize(static_cast<size_t>(shape.num_ranges));
     shared.resize(static_cast<size_t>(shape.num_ranges));
+    claimed.resize(static_cast<size_t>(shape.num_ranges));
     const int32_t max_tiles = batch + qo_indptr.back() * shape.group_size / kTileRows;
     tiles.resize(static_cast<size_t>(2 * max_tiles));
-    RangeSchedule schedule{&counts,       &num_shared,   sets.data(), max_sets,     places.data(),
-                           ranges.data(), shared.data(), &num_tiles,  tiles.data(), max_tiles};
+    RangeSchedule schedule{&counts,       &num_shared,   sets.data(),   max_sets,
+                           places.data(), ranges.data(), shared.data(), &num_tiles,
+                           tiles.data(),  max_tiles,     claimed.data()};
     build_range_schedule(shape, mask, batch, qo_indptr.data(), kv_len.data(), &schedule);
   }
 };
@@ -181,6 +188,48 @@ TEST_P(RangeSchedules, EveryRowIsInOneTileOrSet) {
     with_tiles += p.num_tiles > 0;
   }
   EXPECT_GT(with_tiles, 20);
+}
+
+/** Each range is a block's own or claimed, once; what is claimed comes after a share of what is
+ * owned, larger ranges first. */
+TEST_P(RangeSchedules, RangesAreOwnedOrClaimed) {
+  int32_t with_claims = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int seed = GetParam() * 1000 + round;
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const Planned p(rng);
+    std::vector<int32_t> owners(static_cast<size_t>(p.counts.leaves));  // of each leaf of the line
+    const auto take = [&](const Range& range) {
+      for (int32_t i = 0; i < range.num_leaves; ++i)
+        ++owners[static_cast<size_t>(range.set.start + range.number + i)];
+    };
+    const size_t each = static_cast<size_t>(p.shape.claims) + 1;
+    int32_t owned = 0, claimed = 0;  // of an owned range, and behind it
+    for (size_t i = 0; i < p.ranges.size(); ++i) {
+      const int32_t share = p.ranges[i].num_leaves;
+      if (i % each == 0) {
+        owned = share;
+        claimed = 0;
+        take(p.ranges[i]);
+        continue;
+      }
+      claimed += share;
+      ASSERT_LE(claimed, kMaxClaimed) << seed;
+      ASSERT_TRUE(owned > 0 || share == 0) << seed;  // or nobody might claim
+      if (owned > 1 && i % each > 1 && i % each < each - 1) {
+        ASSERT_LE(share, p.ranges[i - 1].num_leaves) << seed;
+      }
+    }
+    const int32_t num_claimed = p.ranges[0].num_claimed;
+    with_claims += num_claimed > 0;
+    for (int32_t i = 0; i < num_claimed; ++i) {
+      const Range& range = p.claimed[static_cast<size_t>(i)];
+      ASSERT_GT(range.num_leaves, 0) << seed;
+      take(range);
+    }
+    for (const int32_t owner : owners) ASSERT_EQ(owner, 1) << seed;
+  }
+  EXPECT_GT(with_claims, 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RangeSchedules, ::testing::Range(0, 8));
