@@ -1,5 +1,6 @@
 // Errors of each numerics id against the float64 oracle, beside those of naive float32 arithmetic:
-// the table of docs/numerics.md.  Usage: error_bench   (prints Markdown)
+// the first table of docs/numerics.md, and for its second what o is off by in float32 and in bf16,
+// rms over that of o.  Usage: error_bench   (prints Markdown)
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -42,6 +43,17 @@ attnfold::check::Spec spec_of(const Workload& w) {
 struct Errors {
   double rms = 0, max = 0, lse = 0;
 };
+
+/** rms of |o - truth| over rms of the truth, o being stored in `type`. */
+double relative_rms(const attnfold::ref::Truth& truth, const void* o, DType type) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < truth.o.size(); ++i) {
+    const double d = load_f32(o, type, static_cast<int64_t>(i)) - truth.o[i];
+    error += d * d;
+    size += truth.o[i] * truth.o[i];
+  }
+  return std::sqrt(error / size);
+}
 
 Errors errors_of(const attnfold::ref::Truth& truth, const attnfold::check::Answer& answer) {
   Errors e;
@@ -119,6 +131,28 @@ int main() {
                   attnfold::dtype_name(static_cast<DType>(w.kv)), run.answer.numerics_id.c_str(),
                   e.rms, e.max, largest(truth.naive_o_err), e.lse, largest(truth.naive_lse_err),
                   std::fmax(verdict.worst_o, verdict.worst_lse));
+    }
+  }
+  std::printf("\n| workload | o | numerics id | error of o over its rms |\n|---|---|---|---|\n");
+  for (const Workload& w : workloads) {
+    if (w.kv != ATTNFOLD_BF16) continue;
+    Call call = attnfold::check::generate(spec_of(w), 1);
+    const attnfold::ref::Truth truth = attnfold::ref::answer(call);
+    for (attnfold_dtype o : {ATTNFOLD_F32, ATTNFOLD_BF16}) {
+      call.problem.o_dtype = o;
+      const DType type = static_cast<DType>(o);
+      for (const char* isa : kIsas) {
+        attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+        execution.isa = isa;
+        const attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);
+        if (run.status == ATTNFOLD_UNSUPPORTED) continue;
+        if (run.status != ATTNFOLD_OK) {
+          std::fprintf(stderr, "%s\n", run.error.c_str());
+          return 1;
+        }
+        std::printf("| %s | %s | %s | %.1e |\n", w.name, attnfold::dtype_name(type),
+                    run.answer.numerics_id.c_str(), relative_rms(truth, run.answer.o.data(), type));
+      }
     }
   }
 }

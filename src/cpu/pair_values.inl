@@ -33,61 +33,94 @@ ATTNFOLD_LANE_FN void round_row_weights(float* p) {
   }
 }
 
-/** o[r] += the 8 pairs of 16 keys, on C chunks of 32 from element `begin` on, of which kPartial
- * ones end at `tail`.  Of the keys those in `seen` count.  As much of 16 rows ahead is prefetched.
- */
-template <int R, int C, bool kPartial>
+/** o[r] += the 8 pairs of 16 keys for one part of each row of v, C chunks of 32 from element
+ * `begin` on, the last of which may end at `tail`.  Of the keys those in `seen` count, or all.  As
+ * large a part of 16 rows ahead is prefetched: value_part. */
+template <int R, int C, int kParts, bool kAll, bool kPartial>
 ATTNFOLD_LANE_FN void pair_part(const uint32_t* p, const char* const* values, int64_t head_offset,
                                 uint32_t seen, const char* const* ahead, int begin, int tail,
                                 float* o, int64_t o_stride) {
   const __mmask32 whole = kPartial ? (1u << tail) - 1 : ~0u;
+  const int64_t offset = head_offset + begin * 2;
+  float* o_part = o + begin;
   Lanes acc[R][2 * C];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o + r * o_stride + begin + i * 16);
+    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o_part + r * o_stride + i * 16);
   }
-#pragma GCC unroll 1
+#pragma GCC unroll 2
   for (int j = 0; j < 8; ++j) {
-    const __mmask32 even = seen >> (2 * j) & 1 ? whole : 0,
-                    odd = seen >> (2 * j + 1) & 1 ? whole : 0;
-    const char* a = values[2 * j] + head_offset + begin * 2;
-    const char* b = values[2 * j + 1] + head_offset + begin * 2;
+    const char *a = values[2 * j] + offset, *b = values[2 * j + 1] + offset;
+    // Row by row, as they lie: with parts, line i of this part is line i of all.
+    const int line = (begin / (C * kChunk) * 16 + 2 * j) * C;
+    const char* next = kParts > 0 ? ahead[line / (kParts * C)] + line % (kParts * C) * 64
+                                  : ahead[2 * j] + begin * 2;
+    const char* next_odd = kParts > 0
+                               ? ahead[(line + C) / (kParts * C)] + (line + C) % (kParts * C) * 64
+                               : ahead[2 * j + 1] + begin * 2;
+    __m512i even[C], odd[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
-      prefetch(ahead[2 * j] + begin * 2 + c * 64);
-      prefetch(ahead[2 * j + 1] + begin * 2 + c * 64);
-      const ValueWords x = interleave(_mm512_maskz_loadu_epi16(even, a + c * 64),
-                                      _mm512_maskz_loadu_epi16(odd, b + c * 64));
+      prefetch(next + c * 64);
+      prefetch(next_odd + c * 64);
+      if constexpr (kAll && !kPartial) {
+        even[c] = _mm512_loadu_si512(a + c * 64);
+        odd[c] = _mm512_loadu_si512(b + c * 64);
+      } else {
+        even[c] = _mm512_maskz_loadu_epi16(seen >> (2 * j) & 1 ? whole : 0, a + c * 64);
+        odd[c] = _mm512_maskz_loadu_epi16(seen >> (2 * j + 1) & 1 ? whole : 0, b + c * 64);
+      }
+    }
+    ValueWords x[C];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const __m512i weight = _mm512_set1_epi32(static_cast<int>(p[r * kLeaf + j]));
-        acc[r][2 * c] = dot_pairs(acc[r][2 * c], weight, x.low);
-        acc[r][2 * c + 1] = dot_pairs(acc[r][2 * c + 1], weight, x.high);
+    for (int c = 0; c < C; ++c) x[c] = interleave(even[c], odd[c]);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m512i weight = _mm512_set1_epi32(static_cast<int>(p[r * kLeaf + j]));
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        acc[r][2 * c] = dot_pairs(acc[r][2 * c], weight, x[c].low);
+        acc[r][2 * c + 1] = dot_pairs(acc[r][2 * c + 1], weight, x[c].high);
       }
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * C; ++i) store(o + r * o_stride + begin + i * 16, acc[r][i]);
+    for (int i = 0; i < 2 * C; ++i) store(o_part + r * o_stride + i * 16, acc[r][i]);
   }
 }
 
-template <int R>
+/** The same over whole rows of v, of kDim elements, or of head_dim where kDim is 0. */
+template <int R, bool kAll, int kDim>
 __attribute__((noinline)) void pair_block(const uint32_t* p, const char* const* values,
                                           int64_t head_offset, uint32_t seen, int head_dim,
                                           const char* const* ahead, float* o, int64_t o_stride) {
-  int d = 0;
+  constexpr int C = R <= 2 ? 4 : 2;
+  int begin = 0;
+  if constexpr (kDim > 0) {
 #pragma GCC unroll 1
-  for (; d + 2 * kChunk <= head_dim; d += 2 * kChunk)
-    pair_part<R, 2, false>(p, values, head_offset, seen, ahead, d, 0, o, o_stride);
-  if (d + kChunk <= head_dim) {
-    pair_part<R, 1, false>(p, values, head_offset, seen, ahead, d, 0, o, o_stride);
-    d += kChunk;
+    for (; begin < kDim; begin += C * kChunk) {
+      __asm__ volatile("" : "+r"(p));  // else weights stay in registers between parts, and spill
+      pair_part<R, C, kDim / kChunk / C, kAll, false>(p, values, head_offset, seen, ahead, begin, 0,
+                                                      o, kDim);
+    }
+    return;
   }
-  if (d < head_dim)
-    pair_part<R, 1, true>(p, values, head_offset, seen, ahead, d, head_dim - d, o, o_stride);
+#pragma GCC unroll 1
+  for (; begin + 2 * kChunk <= head_dim; begin += 2 * kChunk) {
+    __asm__ volatile("" : "+r"(p));
+    pair_part<R, 2, 0, kAll, false>(p, values, head_offset, seen, ahead, begin, 0, o, o_stride);
+  }
+  if (begin + kChunk <= head_dim) {
+    pair_part<R, 1, 0, kAll, false>(p, values, head_offset, seen, ahead, begin, 0, o, o_stride);
+    begin += kChunk;
+  }
+  if (begin < head_dim) {
+    pair_part<R, 1, 0, kAll, true>(p, values, head_offset, seen, ahead, begin, head_dim - begin, o,
+                                   o_stride);
+  }
 }
 
 /** o of rows [row, row + rows) on the 16 keys from n on: rows that see the same of them together.
@@ -108,7 +141,10 @@ void pair_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_of
     float* o = w.leaf.o + row * w.leaf.o_stride;
     const char* const* values = w.v->row + n;
     const auto add = [&]<int R>() {
-      pair_block<R>(p, values, head_offset, keys, w.p.head_dim_vo, ahead, o, w.leaf.o_stride);
+      const auto block = keys != 0xffff           ? pair_block<R, false, 0>
+                         : w.p.head_dim_vo == 128 ? pair_block<R, true, 128>
+                                                  : pair_block<R, true, 0>;
+      block(p, values, head_offset, keys, w.p.head_dim_vo, ahead, o, w.leaf.o_stride);
     };
     if (keys != 0) {
       if (count == 1) add.template operator()<1>();
