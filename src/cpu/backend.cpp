@@ -19,9 +19,10 @@ std::vector<const KernelRow*> make_table() {
   // The bf16 dot comes first where it is the fast instruction; on Intel float32 fma on widened keys
   // is faster.
   append(&table, amx_bf16::rows());
-  if (!features().slow_bf16_dot) append(&table, avx512_bf16::rows());
+  const KernelRows dot = avx512_bf16::rows(features().prefetch_into_l1);
+  if (!features().slow_bf16_dot) append(&table, dot);
   append(&table, avx512::rows());
-  if (features().slow_bf16_dot) append(&table, avx512_bf16::rows());
+  if (features().slow_bf16_dot) append(&table, dot);
   append(&table, avx2::rows());
 #elif defined(__AARCH64EL__)
   append(&table, neon::rows());

@@ -38,8 +38,10 @@ Features detect() {
   Features f;
   uint32_t a, b, c, d;
   if (!__get_cpuid(0, &a, &b, &c, &d)) return f;
-  const bool intel = b == 0x756e6547u;  // "Genu"
+  const bool intel = b == 0x756e6547u, amd = b == 0x68747541u;  // "Genu", "Auth"
   if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
+  const uint32_t family = (a >> 8 & 15) + (a >> 20 & 255);
+  f.prefetch_into_l1 = amd && family >= 26;
   const bool os_saves = bit(c, 27), fma = bit(c, 12), f16c = bit(c, 29);
   if (!os_saves) return f;
   const uint64_t registers = enabled_registers();

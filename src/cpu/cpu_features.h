@@ -12,6 +12,7 @@ struct Features {
   bool amx_bf16 = false;
   bool slow_bf16_dot =
       false;  // Intel: vdpbf16ps issues every second cycle and holds both FMA ports
+  bool prefetch_into_l1 = false;  // AMD from Zen 5 on
 };
 
 const Features& features();

@@ -83,7 +83,7 @@ namespace avx512 {
 KernelRows rows();
 }
 namespace avx512_bf16 {
-KernelRows rows();
+KernelRows rows(bool prefetch_into_l1);
 }
 namespace amx_bf16 {
 KernelRows rows();

@@ -168,4 +168,6 @@ ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
     _mm512_storeu_si512(static_cast<uint32_t*>(out) + i * out_stride, t[i]);
 }
 
+#ifndef ATTNFOLD_PREFETCH_HERE  // by the file that includes this
 ATTNFOLD_LANE_FN void prefetch(const char* p) { _mm_prefetch(p, kPrefetchInto); }
+#endif
