@@ -27,7 +27,8 @@ def test_the_command_verifies_what_was_saved(rng, tmp_path, dtype):
     o, lse = plan.run(b.q, b.k_cache, b.v_cache, return_lse=True)
     tensors = dict(q=b.q, qo_indptr=b.qo_indptr, k_cache=b.k_cache, v_cache=b.v_cache, block_table=b.block_table,
                    kv_len=b.kv_len, o=o, lse=lse)  # fmt: skip
-    attnfold.call_file.save(tmp_path / "call.safetensors", tensors, metadata(b))
+    by = dict(recorded_by=f"attnfold, numerics {plan.numerics_id}")
+    attnfold.call_file.save(tmp_path / "call.safetensors", tensors, metadata(b) | by)
     back, text = attnfold.call_file.load(tmp_path / "call.safetensors")
     assert all(back[n].tobytes() == x.tobytes() and back[n].dtype == x.dtype for n, x in tensors.items())
     assert np.float32(text["sm_scale"]) == np.float32(b.head_dim**-0.5)
@@ -35,7 +36,7 @@ def test_the_command_verifies_what_was_saved(rng, tmp_path, dtype):
         done = subprocess.run([COMMAND, "verify", str(tmp_path / "call.safetensors")], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         tensors["o"] = (o.astype(np.float32) + 0.1).astype(dtype)
-        attnfold.call_file.save(tmp_path / "wrong.safetensors", tensors, metadata(b))
+        attnfold.call_file.save(tmp_path / "wrong.safetensors", tensors, metadata(b) | by)
         assert subprocess.run([COMMAND, "verify", str(tmp_path / "wrong.safetensors")], capture_output=True).returncode == 1
 
 
