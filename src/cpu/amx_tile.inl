@@ -2,43 +2,51 @@
 // tile.inl.
 //
 // Data movement per leaf of 128 keys, for a unit of up to 128 rows in blocks of 32:
-//   K      memory -> copied, keys one after another, in L2      A: 16 keys
+//   K      memory -> tiles where 16 keys are equally far apart, else copied to L2 first       A
 //   V      memory -> V^T in L2: [o_stride / 16][4][16 elements in lane order][32 keys]      A
 //   Q      [blocks, pairs of elements, 32 rows], a block in L1      B
-//   S^T    [128, 32] f32 in L1, from tiles to lanes
+//   S^T    [2][128, 32] f32 in L1, from tiles to lanes
 //   P^T    [parts][4][vec][16 pairs of keys][16 rows] bf16 in L1, from lanes to tiles      B
-//   O leaf [head_dim_vo, 32] in L1, folded 32 elements at a time while tiles multiply the next
-// Tiles and lanes meet in memory alone, and what a tile stores cannot be forwarded to a load: so
-// nothing is loaded right after it was stored.  Meanwhile the next leaf's lines are prefetched.
+//   O      4 KB of a leaf in L1 at a time, from tiles to lanes
+// While tiles multiply K by Q of a block, lanes make the weights of the block before; while they
+// multiply V by P, lanes fold the elements before.  Tiles and lanes meet in memory alone, and a
+// load waits for all stores before it whose addresses are equal in the lower 12 bits: so the loads
+// of the next products are issued before the tiles of the last ones are stored.  Meanwhile the next
+// leaf's lines are prefetched.
 
-/** 16 bytes each from four places `stride` apart. */
-ATTNFOLD_LANE_FN __m512i four_pieces(const char* at, int64_t stride) {
-  const auto piece = [&](int i) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i * stride));
+/** 8 elements of 32 keys, from 16 bytes each, to rows of two tiles. */
+template <class At>
+ATTNFOLD_LANE_FN void transpose_pieces(At at, char* to, __m512i* largest) {
+  const auto four = [&](int n) {
+    const auto piece = [&](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at(n + 8 * i)));
+    };
+    __m512i x = _mm512_castsi128_si512(piece(0));
+    x = _mm512_inserti32x4(x, piece(1), 1);
+    x = _mm512_inserti32x4(x, piece(2), 2);
+    return _mm512_inserti32x4(x, piece(3), 3);
   };
-  __m512i x = _mm512_castsi128_si512(piece(0));
-  x = _mm512_inserti32x4(x, piece(1), 1);
-  x = _mm512_inserti32x4(x, piece(2), 2);
-  return _mm512_inserti32x4(x, piece(3), 3);
-}
-
-/** A row of bf16 copied and padded with zeros to chunks of 32; the largest magnitudes so far. */
-ATTNFOLD_LANE_FN __m512i copy_row(const char* from, int head_dim, char* to, __m512i largest) {
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-  for (int d = 0; d < head_dim; d += kChunk) {
-    const __m512i x = load_values(from + d * 2, head_dim - d);
-    _mm512_storeu_si512(to + d * 2, x);
-    largest = _mm512_max_epu16(largest, _mm512_and_si512(x, magnitude));
+  __m512i low[4], high[4];  // elements 0 .. 3, and the others, of pairs w, w + 4, ..
+#pragma GCC unroll 4
+  for (int w = 0; w < 4; ++w) {
+    const __m512i x = four(2 * w), y = four(2 * w + 1);
+    *largest = _mm512_max_epu16(
+        *largest, _mm512_max_epu16(_mm512_and_si512(x, magnitude), _mm512_and_si512(y, magnitude)));
+    low[w] = _mm512_unpacklo_epi16(x, y);
+    high[w] = _mm512_unpackhi_epi16(x, y);
   }
-  return largest;
+  transpose_quarters(low);
+  transpose_quarters(high);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // even elements to one tile, odd ones to the next
+    _mm512_store_si512(to + i % 2 * 4096 + i / 2 * 64, low[i]);
+    _mm512_store_si512(to + i % 2 * 4096 + (2 + i / 2) * 64, high[i]);
+  }
 }
 
-/** Keys [begin, end), one after another. */
-ATTNFOLD_LANE_FN void copy_keys(const LeafRows& rows, int64_t head_offset, int begin, int end,
-                                int head_dim, char* out) {
-  const int64_t row_bytes = int64_t{padded(head_dim)} * 2;
-  for (int n = begin; n < end; ++n)
-    copy_row(rows.row[n] + head_offset, head_dim, out + n * row_bytes, _mm512_setzero_si512());
+ATTNFOLD_LANE_FN bool any_special(__m512i largest) {
+  return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0;
 }
 
 /** V^T of keys [begin, end), 0 around them and for Inf and NaN; true if there are any of these. */
@@ -49,70 +57,80 @@ inline bool pack_matrix_values(const LeafRows& rows, int64_t head_offset, int be
   const int64_t row_bytes = int64_t{padded(head_dim)} * 2;
   bool special = false;
   for (int n = begin / 32 * 32; n < end; n += 32) {
-    __m512i largest = _mm512_setzero_si512();
+    const auto to = [&](int64_t d) {
+      return out + (d / kChunk * 8 + n / 32) * 1024 + d % kChunk / 2 * 64;
+    };
+    if (n >= begin && n + 32 <= end && head_dim % kChunk == 0) {
+      __m512i largest = _mm512_setzero_si512();
+      for (int64_t d = 0; d < head_dim; d += 8) {
+        const char* const* row = rows.row + n;
+        const int64_t offset = head_offset + d * 2;
+        transpose_pieces([&](int i) { return row[i] + offset; }, to(d), &largest);
+      }
+      if (!any_special(largest)) continue;
+    }
     for (int i = 0; i < 32; ++i) {
-      if (n + i >= begin && n + i < end) {
-        largest = copy_row(rows.row[n + i] + head_offset, head_dim, keys + i * row_bytes, largest);
-      } else {
-        memset(keys + i * row_bytes, 0, static_cast<size_t>(row_bytes));
+      char* key = keys + i * row_bytes;
+      if (n + i < begin || n + i >= end) {
+        memset(key, 0, static_cast<size_t>(row_bytes));
+        continue;
+      }
+      for (int d = 0; d < head_dim; d += kChunk) {
+        const __m512i x = load_values(rows.row[n + i] + head_offset + d * 2, head_dim - d);
+        _mm512_store_si512(key + d * 2, finite(x, &special));
       }
     }
-    if (_mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0) {
-      for (int64_t i = 0; i < 32 * row_bytes; i += 64) {
-        _mm512_store_si512(keys + i, finite(_mm512_load_si512(keys + i), &special));
-      }
-    }
+    __m512i largest = _mm512_setzero_si512();
     for (int64_t d = 0; d < row_bytes / 2; d += 8) {
-      __m512i low[4], high[4];  // elements d .. d + 3, and the others, of pairs w, w + 4, ..
-#pragma GCC unroll 4
-      for (int w = 0; w < 4; ++w) {
-        const char* at = keys + 2 * w * row_bytes + d * 2;
-        const __m512i x = four_pieces(at, 8 * row_bytes);
-        const __m512i y = four_pieces(at + row_bytes, 8 * row_bytes);
-        low[w] = _mm512_unpacklo_epi16(x, y);
-        high[w] = _mm512_unpackhi_epi16(x, y);
-      }
-      transpose_quarters(low);
-      transpose_quarters(high);
-      char* to = out + (d / kChunk * 8 + n / 32) * 1024 + d % kChunk / 2 * 64;
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {  // even elements to one tile, odd ones to the next
-        _mm512_store_si512(to + i % 2 * 4096 + i / 2 * 64, low[i]);
-        _mm512_store_si512(to + i % 2 * 4096 + (2 + i / 2) * 64, high[i]);
-      }
+      transpose_pieces([&](int i) { return keys + i * row_bytes + d * 2; }, to(d), &largest);
     }
   }
   return special;
 }
 
-/** s[n][r], 32 keys x 32 rows at a time. */
-ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const char* k, int depth, int begin,
-                                         int end, float* s) {
-  const int64_t row_bytes = int64_t{depth} * 4;
+/** s[n][r], 32 keys x 32 rows at a time; k of 16 keys each.  `meanwhile` is called once for each
+ * step of products, stored(n) when it will not have to wait for the scores of keys [n, n + 32). */
+template <class Meanwhile, class Stored>
+ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const KeyTile* k, int depth, int begin,
+                                         int end, float* s, Meanwhile meanwhile, Stored stored) {
   constexpr int64_t kStride = kTileRows * sizeof(float);
-  for (int n = begin & ~15; n < end; n += 32) {
+  const auto load_step = [&](int n, int d) {
+    const KeyTile& a = k[n / 16];
+    tile_load<4>(a.data + d * 4, a.stride);
+    tile_load<6>(q + d * kTileRows, kStride);
+    tile_load<7>(q + d * kTileRows + 16, kStride);
+    if (n + 16 < end) tile_load<5>(k[n / 16 + 1].data + d * 4, k[n / 16 + 1].stride);
+  };
+  begin &= ~15;
+  load_step(begin, 0);
+  for (int n = begin; n < end; n += 32) {
     const bool both = n + 16 < end;
     tile_zero<0>();
     tile_zero<1>();
     tile_zero<2>();
     tile_zero<3>();
     for (int d = 0; d < depth; d += 16) {
-      tile_load<4>(k + n * row_bytes + d * 4, row_bytes);
-      tile_load<6>(q + d * kTileRows, kStride);
-      tile_load<7>(q + d * kTileRows + 16, kStride);
       tile_multiply<0, 4, 6>();
       tile_multiply<1, 4, 7>();
-      if (!both) continue;
-      tile_load<5>(k + (n + 16) * row_bytes + d * 4, row_bytes);
-      tile_multiply<2, 5, 6>();
-      tile_multiply<3, 5, 7>();
+      if (both) {
+        tile_multiply<2, 5, 6>();
+        tile_multiply<3, 5, 7>();
+      }
+      if (d + 16 < depth) {
+        load_step(n, d + 16);
+      } else if (n + 32 < end) {
+        load_step(n + 32, 0);
+      }
+      meanwhile();
     }
+    if (n > begin) stored(n - 32);
     tile_store<0>(s + n * kTileRows, kStride);
     tile_store<1>(s + n * kTileRows + 16, kStride);
     if (!both) continue;
     tile_store<2>(s + (n + 16) * kTileRows, kStride);
     tile_store<3>(s + (n + 16) * kTileRows + 16, kStride);
   }
+  stored(begin + (end - begin - 1) / 32 * 32);
 }
 
 constexpr int kWeightBytes = 4 * kTileVecs * 1024;  // of a part of P^T
@@ -140,154 +158,247 @@ ATTNFOLD_LANE_FN void store_weights(Lanes first, Lanes second, char* to) {
   }
 }
 
-/** tile_softmax, to B tiles of P^T; where `s` is also to hold the weights, they go there too. */
-template <int kParts, class S>
-__attribute__((noinline)) void matrix_tile_softmax(const TileWork<S>& tile, int vec,
-                                                   const TileKeys& keys, const ScoreMod& mod,
-                                                   bool keep, Ahead* ahead, char* out) {
-  float* s = tile.s + vec * 16;
-  Lanes largest[4] = {splat(kLowest), splat(kLowest), splat(kLowest), splat(kLowest)};
-  const auto see_edge = [&](int from, int to) {
-    for (int n = from; n < to; ++n) {
-      const Lanes x = where_seen(tile, vec, n, load(s + n * kTileRows), splat(kLowest));
-      largest[0] = max_keep_nan(x, largest[0]);
-    }
-  };
-  see_edge(keys.begin, keys.all_begin);
-  int at = keys.all_begin;
-  for (; at + 4 <= keys.all_end; at += 4) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      largest[i] = max_keep_nan(load(s + (at + i) * kTileRows), largest[i]);
+/** The largest scores of a block's rows so far. */
+struct BlockMax {
+  Lanes of[kTileVecs][2];
+  void clear() {
+    for (int vec = 0; vec < kTileVecs; ++vec) of[vec][0] = of[vec][1] = splat(kLowest);
   }
-  for (; at < keys.all_end; ++at) largest[0] = max_keep_nan(load(s + at * kTileRows), largest[0]);
-  see_edge(keys.all_end, keys.end);
-  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low);
-  const Lanes max =
-      mul(max_keep_nan(max_keep_nan(largest[0], largest[1]), max_keep_nan(largest[2], largest[3])),
-          scale);
-  const Lanes m = max_keep_nan(max, splat(kLowest)), minus_m = sub(splat(0.0f), m);
-  const bool exact =
-      _mm512_cmp_ps_mask(abs(max).v, _mm512_set1_ps(kLargeScore), _CMP_LT_OQ) == 0xffff;
-  const auto weight = [&](int n) {
-    const Lanes x = load(s + n * kTileRows);
-    Lanes y = fma(x, scale, fma(x, scale_low, minus_m));
-    if (!exact) y = select_below(abs(max), kLargeScore, y, add(mul(x, scale), minus_m));
-    return exp2_of_difference(y);
-  };
-  const auto edge_weight = [&](int n) {
-    if (n < keys.begin || n >= keys.end) return splat(0.0f);
-    return where_seen(tile, vec, n, weight(n), splat(0.0f));
-  };
-  const int begin = keys.begin / 32 * 32, end = (keys.end + 31) / 32 * 32;
-  alignas(64) float sums[16][16];
-#pragma GCC unroll 1
-  for (int i = 0; i < 16; i += 2) {
-    Lanes first = splat(0.0f), second = splat(0.0f);
-#pragma GCC unroll 1
-    for (int n = begin; n < end; n += 16) {
-      Lanes a, b;
-      if (__builtin_expect(n >= keys.all_begin && n + 16 <= keys.all_end, 1)) {
-        a = weight(n + i);
-        b = weight(n + i + 1);
-      } else {
-        a = edge_weight(n + i);
-        b = edge_weight(n + i + 1);
+};
+
+/** Takes keys [from, to) in. */
+template <class S>
+ATTNFOLD_LANE_FN void see_scores(const TileWork<S>& tile, const TileKeys& keys, int from, int to,
+                                 BlockMax* max) {
+  if (from < keys.all_begin || to > keys.all_end || (to - from) % 2 != 0) {
+    from = from < keys.begin ? keys.begin : from;
+    to = to > keys.end ? keys.end : to;
+    for (int vec = 0; vec < kTileVecs; ++vec) {
+      for (int n = from; n < to; ++n) {
+        const Lanes x = load(tile.s + n * kTileRows + vec * 16);
+        const bool all = n >= keys.all_begin && n < keys.all_end;
+        max->of[vec][0] =
+            max_keep_nan(all ? x : where_seen(tile, vec, n, x, splat(kLowest)), max->of[vec][0]);
       }
+    }
+    return;
+  }
+  for (int n = from; n < to; n += 2) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      Lanes& largest = max->of[i % 2][i / 2];
+      largest = max_keep_nan(load(tile.s + (n + i / 2) * kTileRows + i % 2 * 16), largest);
+    }
+  }
+}
+
+/** tile_softmax of a block, to B tiles of P^T, a step at a time; where `s` is also to hold the
+ * weights, they go there too. */
+template <int kParts, class S>
+struct BlockWeights {
+  static constexpr int kSteps = kTileVecs * 8;
+  const TileWork<S>& tile;
+  const TileKeys keys;
+  const ScoreMod& mod;
+  const bool keep;
+  Ahead* const ahead;
+  char* const out;
+  alignas(64) Lanes max[kTileVecs];
+  alignas(64) float sums[kTileVecs][16][16];
+  bool exact[kTileVecs];
+  int done = 0;
+
+  BlockWeights(const TileWork<S>& work, const TileKeys& seen, const ScoreMod& scale,
+               const BlockMax& largest, bool keep_weights, Ahead* lines, char* to)
+      : tile(work), keys(seen), mod(scale), keep(keep_weights), ahead(lines), out(to) {
+    for (int vec = 0; vec < kTileVecs; ++vec) {
+      max[vec] = mul(max_keep_nan(largest.of[vec][0], largest.of[vec][1]), splat(mod.scale));
+      exact[vec] =
+          _mm512_cmp_ps_mask(abs(max[vec]).v, _mm512_set1_ps(kLargeScore), _CMP_LT_OQ) == 0xffff;
+    }
+  }
+
+  /** Weights of each eighth pair of keys of 16 rows. */
+  __attribute__((noinline)) void step() {
+    const int vec = done / 8, i = done % 8 * 2;
+    ++done;
+    float* s = tile.s + vec * 16;
+    const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low);
+    const Lanes minus_m = sub(splat(0.0f), max_keep_nan(max[vec], splat(kLowest)));
+    const auto weight = [&](int n) {
+      const Lanes x = load(s + n * kTileRows);
+      return exp2_of_difference(fma(x, scale, fma(x, scale_low, minus_m)));
+    };
+    const auto edge_weight = [&](int n) {
+      if (n < keys.begin || n >= keys.end) return splat(0.0f);
+      const Lanes x = load(s + n * kTileRows);
+      Lanes y = fma(x, scale, fma(x, scale_low, minus_m));
+      if (!exact[vec]) y = select_below(abs(max[vec]), kLargeScore, y, add(mul(x, scale), minus_m));
+      const Lanes p = exp2_of_difference(y);
+      return n >= keys.all_begin && n < keys.all_end ? p : where_seen(tile, vec, n, p, splat(0.0f));
+    };
+    const int begin = keys.begin / 32 * 32, end = (keys.end + 31) / 32 * 32;
+    Lanes first = splat(0.0f), second = splat(0.0f);
+    const auto take = [&](int n, Lanes a, Lanes b) {
       first = add(first, a);
       second = add(second, b);
       store_weights<kParts>(a, b, out + (n / 32 * kTileVecs + vec) * 1024 + (n % 32 + i) / 2 * 64);
-      if (__builtin_expect(keep, 0)) {
+    };
+    if (__builtin_expect(exact[vec] && !keep && begin >= keys.all_begin && end <= keys.all_end,
+                         1)) {
+#pragma GCC unroll 2
+      for (int n = begin; n < end; n += 16) take(n, weight(n + i), weight(n + i + 1));
+    } else {
+      for (int n = begin; n < end; n += 16) {
+        Lanes a, b;
+        if (exact[vec] && n >= keys.all_begin && n + 16 <= keys.all_end) {
+          a = weight(n + i);
+          b = weight(n + i + 1);
+        } else {
+          a = edge_weight(n + i);
+          b = edge_weight(n + i + 1);
+        }
+        take(n, a, b);
+        if (!keep) continue;
         store(s + (n + i) * kTileRows, a);
         store(s + (n + i + 1) * kTileRows, b);
       }
     }
-    store(sums[i], first);
-    store(sums[i + 1], second);
+    store(sums[vec][i], first);
+    store(sums[vec][i + 1], second);
     ask_ahead(ahead);
     ask_ahead(ahead + 1);
   }
-  const auto quarter = [&](int i) {
-    return add(add(load(sums[i]), load(sums[i + 8])), add(load(sums[i + 4]), load(sums[i + 12])));
-  };
-  store(tile.leaf.l + vec * 16, add(add(quarter(0), quarter(2)), add(quarter(1), quarter(3))));
-  // Rows that see nothing have -inf there already.
-  const Lanes had = load(tile.leaf.m + vec * 16);
-  store(tile.leaf.m + vec * 16, select_below(had, -1.0f, had, m));
-}
 
-/** o of 32 elements on keys [32 first, 32 last): [element in lane order][kTileRows]. */
-ATTNFOLD_LANE_FN void value_part_tiles(const char* v, const char* p, int first, int last,
-                                       float* o) {
-  constexpr int64_t kStride = kTileRows * sizeof(float);
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
-  for (int n = first; n < last; ++n) {
-    tile_load<4>(v + n * 1024, 64);
-    tile_load<6>(p + n * (kTileVecs * 1024), 64);
-    tile_multiply<0, 4, 6>();
-    tile_load<7>(p + (n * kTileVecs + 1) * 1024, 64);
-    tile_multiply<1, 4, 7>();
-    tile_load<5>(v + (4 + n) * 1024, 64);
-    tile_multiply<2, 5, 6>();
-    tile_multiply<3, 5, 7>();
+  void finish() {
+    while (done < kSteps) step();
+    for (int vec = 0; vec < kTileVecs; ++vec) {
+      const auto quarter = [&](int i) {
+        const auto& sum = sums[vec];
+        return add(add(load(sum[i]), load(sum[i + 8])), add(load(sum[i + 4]), load(sum[i + 12])));
+      };
+      store(tile.leaf.l + vec * 16, add(add(quarter(0), quarter(2)), add(quarter(1), quarter(3))));
+      // Rows that see nothing have -inf there already.
+      const Lanes had = load(tile.leaf.m + vec * 16);
+      store(tile.leaf.m + vec * 16,
+            select_below(had, -1.0f, had, max_keep_nan(max[vec], splat(kLowest))));
+    }
   }
-  tile_store<0>(o, kStride);
-  tile_store<1>(o + 16, kStride);
-  tile_store<2>(o + 16 * kTileRows, kStride);
-  tile_store<3>(o + 16 * kTileRows + 16, kStride);
-}
-
-/** The parts' o, to be joined. */
-struct PartValues {
-  alignas(64) float o[2][kChunk * kTileRows];  // middle and low
 };
 
+/** Some elements of o of a block as tiles leave them: 32 of them, or 16 in three parts. */
 template <int kParts>
-ATTNFOLD_LANE_FN void value_tiles(const char* v, const char* p, int first, int last,
-                                  [[maybe_unused]] PartValues* parts, float* o) {
-  value_part_tiles(v, p, first, last, o);
-  if constexpr (kParts == 3) {
-    value_part_tiles(v, p + kWeightBytes, first, last, parts->o[0]);
-    value_part_tiles(v, p + 2 * kWeightBytes, first, last, parts->o[1]);
+struct ValueTiles {
+  static constexpr int kDims = kParts == 1 ? 32 : 16;
+  alignas(64) float o[kParts][kDims * kTileRows];
+
+  Lanes joined(int64_t i) const {
+    if constexpr (kParts == 1) return load(o[0] + i);
+    return add(load(o[0] + i), add(load(o[1] + i), load(o[2] + i)));
+  }
+  /** What the first step of products takes. */
+  ATTNFOLD_LANE_FN void load_first(const char* v, const char* p) {
+    tile_load<6>(v, 64);
+    tile_load<7>(p, 64);
+    if constexpr (kParts == 1) {
+      tile_load<4>(p + 1024, 64);
+      tile_load<5>(v + 4096, 64);
+    }
+  }
+  /** On `num` times 32 keys; then the first step of the next, if there are any. */
+  ATTNFOLD_LANE_FN void multiply(const char* v, const char* p, int num, const char* next_v) {
+    const char* const first_p = p;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    if constexpr (kParts == 3) {
+      tile_zero<4>();
+      tile_zero<5>();
+    }
+    for (int n = 0; n < num; ++n, p += kTileVecs * 1024) {
+      const bool more = n + 1 < num;
+      if constexpr (kParts == 1) {
+        tile_multiply<0, 6, 7>();
+        tile_multiply<1, 6, 4>();
+        tile_multiply<2, 5, 7>();
+        tile_multiply<3, 5, 4>();
+        if (more) load_first(v + (n + 1) * 1024, p + kTileVecs * 1024);
+      } else {
+        tile_multiply<0, 6, 7>();
+        tile_load<7>(p + 1024, 64);
+        tile_multiply<1, 6, 7>();
+        tile_load<7>(p + kWeightBytes, 64);
+        tile_multiply<2, 6, 7>();
+        tile_load<7>(p + kWeightBytes + 1024, 64);
+        tile_multiply<3, 6, 7>();
+        tile_load<7>(p + 2 * kWeightBytes, 64);
+        tile_multiply<4, 6, 7>();
+        tile_load<7>(p + 2 * kWeightBytes + 1024, 64);
+        tile_multiply<5, 6, 7>();
+        if (more) load_first(v + (n + 1) * 1024, p + kTileVecs * 1024);
+      }
+    }
+    if (next_v != nullptr) load_first(next_v, first_p);
+  }
+  ATTNFOLD_LANE_FN void stores(ValueTiles* to) {
+    constexpr int64_t kStride = kTileRows * sizeof(float);
+    tile_store<0>(to->o[0], kStride);
+    tile_store<1>(to->o[0] + 16, kStride);
+    if constexpr (kParts == 1) {
+      tile_store<2>(to->o[0] + 16 * kTileRows, kStride);
+      tile_store<3>(to->o[0] + 16 * kTileRows + 16, kStride);
+    } else {
+      tile_store<2>(to->o[1], kStride);
+      tile_store<3>(to->o[1] + 16, kStride);
+      tile_store<4>(to->o[2], kStride);
+      tile_store<5>(to->o[2] + 16, kStride);
+    }
+  }
+};
+
+/** o of a block, without what Inf and NaN among the values do: use(d, tiles) takes the elements
+ * from d on while the next are made. */
+template <int kParts, class Use>
+ATTNFOLD_LANE_FN void block_values(const char* v, const char* p, const TileKeys& keys,
+                                   int64_t o_stride, Use use) {
+  using Tiles = ValueTiles<kParts>;
+  const int first = keys.begin / 32, num = (keys.end + 31) / 32 - first;
+  v += first * 1024;
+  p += first * (kTileVecs * 1024);
+  const auto at = [&](int64_t d) -> const char* {
+    return d < o_stride ? v + d / kChunk * 8192 + d % kChunk / 16 * 4096 : nullptr;
+  };
+  Tiles tiles;
+  Tiles::load_first(v, p);
+  Tiles::multiply(v, p, num, at(Tiles::kDims));
+  Tiles::stores(&tiles);
+  for (int64_t d = 0; d < o_stride; d += Tiles::kDims) {
+    const int64_t next = d + Tiles::kDims;
+    if (next < o_stride) Tiles::multiply(at(next), p, num, at(next + Tiles::kDims));
+    use(d, tiles);
+    if (next < o_stride) Tiles::stores(&tiles);
   }
 }
 
+/** o of a block into `o`. */
 template <int kParts>
-ATTNFOLD_LANE_FN void join_tiles([[maybe_unused]] const PartValues& parts,
-                                 [[maybe_unused]] float* o) {
-  if constexpr (kParts == 3) {
-    for (int i = 0; i < kChunk * kTileRows; i += 16)
-      store(o + i, add(load(o + i), add(load(parts.o[0] + i), load(parts.o[1] + i))));
-  }
+__attribute__((noinline)) void put_block_values(const char* v, const char* p, const TileKeys& keys,
+                                                int64_t o_stride, float* o) {
+  using Tiles = ValueTiles<kParts>;
+  block_values<kParts>(v, p, keys, o_stride, [&](int64_t d, const Tiles& tiles) {
+    for (int64_t i = 0; i < Tiles::kDims * kTileRows; i += 16)
+      store(o + d * kTileRows + i, tiles.joined(i));
+  });
 }
 
-/** o of a block, without what Inf and NaN among the values do. */
-template <int kParts, class S>
-__attribute__((noinline)) void block_values(const TileWork<S>& tile, const TileKeys& keys,
-                                            const char* p, int64_t o_stride, float* o) {
-  const int first = keys.begin / 32, last = (keys.end + 31) / 32;
-  const char* v = reinterpret_cast<const char*>(tile.v);
-  PartValues parts;
-  for (int64_t d = 0; d < o_stride; d += kChunk) {
-    value_tiles<kParts>(v + d / kChunk * 8192, p, first, last, &parts, o + d * kTileRows);
-    join_tiles<kParts>(parts, o + d * kTileRows);
-  }
-}
-
-/** The same, folded into `a`: fold_block with the leaf's o made meanwhile.  Every row of both has
- * seen a key. */
-template <int kParts, class S>
-__attribute__((noinline)) void fold_block_values(const TileWork<S>& tile, const TileKeys& keys,
-                                                 const char* p, int64_t o_stride,
-                                                 const TileStates& a) {
-  const int first = keys.begin / 32, last = (keys.end + 31) / 32;
-  const char* v = reinterpret_cast<const char*>(tile.v);
-  const TileStates& b = tile.leaf;
-  PartValues parts[2];
-  value_tiles<kParts>(v, p, first, last, parts, b.o);
+/** fold_block of `a` and the leaf's state, whose o is made meanwhile.  Every row of both has seen a
+ * key. */
+template <int kParts>
+__attribute__((noinline)) void fold_block_values(const char* v, const char* p, const TileKeys& keys,
+                                                 int64_t o_stride, const TileStates& a,
+                                                 const TileStates& b) {
+  using Tiles = ValueTiles<kParts>;
   Lanes scale[kTileVecs];
   __mmask16 b_leads[kTileVecs];
 #pragma GCC unroll 2
@@ -299,24 +410,19 @@ __attribute__((noinline)) void fold_block_values(const TileWork<S>& tile, const 
     store(a.m + i * 16, select_below(lanes.m_a_less_m_b, 0.0f, m_b, m_a));
     store(a.l + i * 16, lanes.fold(load(a.l + i * 16), load(b.l + i * 16)));
   }
-  for (int64_t d = 0; d < o_stride; d += kChunk) {
-    if (d + kChunk < o_stride) {
-      const int64_t next = d + kChunk;
-      value_tiles<kParts>(v + next / kChunk * 8192, p, first, last, parts + next / kChunk % 2,
-                          b.o + next * kTileRows);
-    }
-    join_tiles<kParts>(parts[d / kChunk % 2], b.o + d * kTileRows);
+  block_values<kParts>(v, p, keys, o_stride, [&](int64_t d, const Tiles& tiles) {
+    float* o = a.o + d * kTileRows;
 #pragma GCC unroll 4
-    for (int64_t i = d * kTileRows; i < (d + kChunk) * kTileRows; i += kTileRows) {
+    for (int64_t i = 0; i < Tiles::kDims * kTileRows; i += kTileRows) {
 #pragma GCC unroll 2
       for (int vec = 0; vec < kTileVecs; ++vec) {
-        const __m512 x = load(a.o + i + vec * 16).v, y = load(b.o + i + vec * 16).v;
+        const __m512 x = load(o + i + vec * 16).v, y = tiles.joined(i + vec * 16).v;
         const __m512 lesser = _mm512_mask_mov_ps(y, b_leads[vec], x);
         const __m512 larger = _mm512_mask_mov_ps(x, b_leads[vec], y);
-        store(a.o + i + vec * 16, {_mm512_fmadd_ps(scale[vec].v, lesser, larger)});
+        store(o + i + vec * 16, {_mm512_fmadd_ps(scale[vec].v, lesser, larger)});
       }
     }
-  }
+  });
 }
 
 /** What Inf and NaN among the values do to the o of a block, whose weights are in tile.s. */
@@ -333,16 +439,50 @@ __attribute__((noinline)) void add_block_special(const UnitWork<S>& w, const Til
   }
 }
 
-/** Whether some row of the block at hand has seen nothing before this leaf, or sees nothing of it.
- */
+/** Whether some row of a block has seen nothing before this leaf, or sees nothing of it. */
 ATTNFOLD_LANE_FN bool has_empty_rows(const TileStates& a, const TileStates& b) {
-  bool any = false;
-  for (int i = 0; i < kTileRows; ++i)
-    any = any || a.m[i] == -__builtin_inff() || b.m[i] == -__builtin_inff();
-  return any;
+  const __m512 none = _mm512_set1_ps(-__builtin_inff());
+  __mmask16 any = 0;
+  for (int i = 0; i < kTileRows; i += 16) {
+    any |= _mm512_cmp_ps_mask(load(a.m + i).v, none, _CMP_EQ_OQ) |
+           _mm512_cmp_ps_mask(load(b.m + i).v, none, _CMP_EQ_OQ);
+  }
+  return any != 0;
 }
 
-/** tile_leaf; meanwhile the lines of leaf `next` are prefetched, or of none if it is -1. */
+/** Whether every token of the unit sees all keys of the leaf at hand. */
+template <class S>
+ATTNFOLD_LANE_FN bool all_see_all(const UnitWork<S>& w) {
+  bool all = true;
+  for (int t = 0; t < w.unit.num_qo; ++t)
+    all = all && w.seen[t].begin == 0 && w.seen[t].end == kLeaf && w.seen[t].sink == 0;
+  return all;
+}
+
+/** Values of a block whose weights are in `p`, into its chunk. */
+template <class S>
+ATTNFOLD_LANE_FN void add_block(const UnitWork<S>& w, const TileWork<S>& tile, const TileKeys& seen,
+                                int block, int64_t v_offset, const char* p) {
+  constexpr int kParts = S::kWeightParts;
+  const int64_t o_stride = w.leaf.o_stride;
+  const char* v = reinterpret_cast<const char*>(tile.v);
+  const TileStates chunk = block_of(tile.chunk, block, o_stride);
+  if (tile.chunk.empty) {
+    memcpy(chunk.m, tile.leaf.m, kTileRows * sizeof(float));
+    memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
+    put_block_values<kParts>(v, p, seen, o_stride, chunk.o);
+    if (tile.special) add_block_special(w, tile, seen, v_offset, block, chunk.o);
+  } else if (tile.special || has_empty_rows(chunk, tile.leaf)) {
+    put_block_values<kParts>(v, p, seen, o_stride, tile.leaf.o);
+    if (tile.special) add_block_special(w, tile, seen, v_offset, block, tile.leaf.o);
+    fold_block(chunk, tile.leaf, o_stride);
+  } else {
+    fold_block_values<kParts>(v, p, seen, o_stride, chunk, tile.leaf);
+  }
+}
+
+/** tile_leaf, scores of a block while the weights of the one before are made; meanwhile the lines
+ * of leaf `next` are prefetched, or of none if it is -1. */
 template <class S>
 __attribute__((noinline)) void matrix_tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf,
                                                 int next) {
@@ -367,36 +507,72 @@ __attribute__((noinline)) void matrix_tile_leaf(UnitWork<S>& w, TileWork<S>& til
     ahead[1] = look_at(w, *next_v, hull, t.v, w.p.head_dim_vo, shares);
   }
   const LeafHull hull = hull_of(keys);
-  copy_keys(*w.k, head * t.k.stride_head * bytes, hull.begin, hull.end, w.p.head_dim_qk, tile.k);
+  const int64_t row_bytes = int64_t{w.q_stride} * 2;
+  KeyTile k[kLeaf / 16];
+  for (int n = hull.begin; n < hull.end; n += 16) {
+    const char* const* rows = w.k->row + n;
+    k[n / 16] = key_tile(rows, even_stride(rows, w.p.head_dim_qk), head * t.k.stride_head * bytes,
+                         w.p.head_dim_qk, row_bytes, tile.k + n * row_bytes);
+  }
   const int64_t v_offset = head * t.v.stride_head * bytes;
   tile.special = pack_matrix_values(*w.v, v_offset, hull.begin, hull.end, w.p.head_dim_vo,
                                     reinterpret_cast<char*>(tile.v));
-  const int64_t o_stride = w.leaf.o_stride;
   const ScoreMod mod = score_mod(w, 0);
   alignas(64) char p[kParts * kWeightBytes];
-  for (int block = 0; block < tile.num_blocks; ++block) {
-    const TileKeys seen = see_block(w, tile, block, tile.leaf.m);
-    const TileStates chunk = block_of(tile.chunk, block, o_stride);
-    if (seen.begin == seen.end) {
-      if (tile.chunk.empty) memcpy(chunk.m, tile.leaf.m, kTileRows * sizeof(float));
-      continue;
+  // Of two blocks: the one whose weights are made, and the one whose scores are.
+  alignas(64) float other_s[kLeaf * kTileRows], others[5][kTileRows];
+  TileWork<S> halves[2] = {tile, tile};
+  TileWork<S>& other = halves[1];
+  other.s = other_s;
+  float** const places[] = {&other.begin, &other.end, &other.sink, &other.leaf.m, &other.leaf.l};
+  for (int i = 0; i < 5; ++i) *places[i] = others[i];
+  TileKeys seen[2];
+  BlockMax largest[2];
+  const bool all = all_see_all(w);
+  int waiting = -1, now = 0;
+  for (int block = 0; block <= tile.num_blocks; ++block) {
+    const bool more = block < tile.num_blocks;
+    TileWork<S>& then = halves[1 - now];
+    TileKeys& then_seen = seen[1 - now];
+    BlockMax& then_largest = largest[1 - now];
+    if (more) {
+      if (all) {
+        then_seen = {0, kLeaf, 0, kLeaf};
+        memset(then.leaf.m, 0, kTileRows * sizeof(float));
+      } else {
+        then_seen = see_block(w, then, block, then.leaf.m);
+      }
+      if (then_seen.begin == then_seen.end) {
+        if (tile.chunk.empty)
+          memcpy(tile.chunk.m + block * kTileRows, then.leaf.m, kTileRows * sizeof(float));
+        continue;
+      }
+      then_largest.clear();
     }
-    matrix_tile_scores(tile.q + block * tile.block_q, tile.k, S::tile_depth(w.q_stride), seen.begin,
-                       seen.end, tile.s);
-    for (int vec = 0; vec < kTileVecs; ++vec)
-      matrix_tile_softmax<kParts>(tile, vec, seen, mod, tile.special, ahead, p);
-    if (tile.chunk.empty) {
-      memcpy(chunk.m, tile.leaf.m, kTileRows * sizeof(float));
-      memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
-      block_values<kParts>(tile, seen, p, o_stride, chunk.o);
-      if (tile.special) add_block_special(w, tile, seen, v_offset, block, chunk.o);
-    } else if (tile.special || has_empty_rows(chunk, tile.leaf)) {
-      block_values<kParts>(tile, seen, p, o_stride, tile.leaf.o);
-      if (tile.special) add_block_special(w, tile, seen, v_offset, block, tile.leaf.o);
-      fold_block(chunk, tile.leaf, o_stride);
+    const auto scores = [&](auto meanwhile) {
+      const uint32_t* q = tile.q + block * tile.block_q;
+      matrix_tile_scores(q, k, S::tile_depth(w.q_stride), then_seen.begin, then_seen.end, then.s,
+                         meanwhile, [&](int n) {
+                           const int end = n + 32 < then_seen.end ? n + 32 : then_seen.end;
+                           see_scores(then, then_seen, n, end, &then_largest);
+                         });
+    };
+    if (waiting < 0) {
+      if (more) scores([] {});
     } else {
-      fold_block_values<kParts>(tile, seen, p, o_stride, chunk);
+      BlockWeights<kParts, S> weights(halves[now], seen[now], mod, largest[now], tile.special,
+                                      ahead, p);
+      if (more) {
+        scores([&] {
+          if (weights.done < weights.kSteps) weights.step();
+        });
+      }
+      weights.finish();
+      add_block(w, halves[now], seen[now], waiting, v_offset, p);
     }
+    if (!more) break;
+    waiting = block;
+    now = 1 - now;
   }
   tile.chunk.empty = false;
 }
