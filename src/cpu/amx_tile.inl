@@ -266,8 +266,8 @@ struct BlockWeights {
     }
     store(sums[vec][i], first);
     store(sums[vec][i + 1], second);
-    ask_ahead(ahead);
-    ask_ahead(ahead + 1);
+    ask_ahead<_MM_HINT_T1>(ahead);
+    ask_ahead<_MM_HINT_T1>(ahead + 1);
   }
 
   void finish() {
@@ -459,50 +459,91 @@ ATTNFOLD_LANE_FN bool all_see_all(const UnitWork<S>& w) {
   return all;
 }
 
-/** Values of a block whose weights are in `p`, into its chunk. */
+/** Leaves of one super-chunk of a unit, block by block: while the scores of a block are made, so
+ * are the weights of the one before, which may belong to the leaf before. */
 template <class S>
-ATTNFOLD_LANE_FN void add_block(const UnitWork<S>& w, const TileWork<S>& tile, const TileKeys& seen,
-                                int block, int64_t v_offset, const char* p) {
-  constexpr int kParts = S::kWeightParts;
-  const int64_t o_stride = w.leaf.o_stride;
-  const char* v = reinterpret_cast<const char*>(tile.v);
-  const TileStates chunk = block_of(tile.chunk, block, o_stride);
-  if (tile.chunk.empty) {
-    memcpy(chunk.m, tile.leaf.m, kTileRows * sizeof(float));
-    memcpy(chunk.l, tile.leaf.l, kTileRows * sizeof(float));
-    put_block_values<kParts>(v, p, seen, o_stride, chunk.o);
-    if (tile.special) add_block_special(w, tile, seen, v_offset, block, chunk.o);
-  } else if (tile.special || has_empty_rows(chunk, tile.leaf)) {
-    put_block_values<kParts>(v, p, seen, o_stride, tile.leaf.o);
-    if (tile.special) add_block_special(w, tile, seen, v_offset, block, tile.leaf.o);
-    fold_block(chunk, tile.leaf, o_stride);
-  } else {
-    fold_block_values<kParts>(v, p, seen, o_stride, chunk, tile.leaf);
+class TileLeaves {
+ public:
+  TileLeaves(UnitWork<S>& work, TileWork<S>& tile_work)
+      : w(work), tile(tile_work), halves{tile_work, tile_work}, mod(score_mod(work, 0)) {
+    float** const places[] = {&halves[1].begin, &halves[1].end, &halves[1].sink, &halves[1].leaf.m,
+                              &halves[1].leaf.l};
+    for (int i = 0; i < 5; ++i) *places[i] = others[i];
+    halves[1].s = other_s;
   }
-}
 
-/** tile_leaf, scores of a block while the weights of the one before are made; meanwhile the lines
- * of leaf `next` are prefetched, or of none if it is -1. */
+  /** One leaf; meanwhile the lines of leaf `next` are prefetched, or of none if it is -1. */
+  void take(int leaf, int next);
+
+  /** What waits. */
+  void finish() {
+    if (waiting < 0) return;
+    Weights weights(halves[now], seen[now], mod, largest[now], special, ahead, p);
+    weights.finish();
+    add_block();
+    waiting = -1;
+  }
+
+ private:
+  static constexpr int kParts = S::kWeightParts;
+  using Weights = BlockWeights<kParts, S>;
+
+  /** Values of the block that waits, whose weights are in `p`, into its chunk. */
+  void add_block() {
+    const TileStates& leaf = halves[now].leaf;
+    const int64_t o_stride = w.leaf.o_stride;
+    const char* v = reinterpret_cast<const char*>(tile.v);
+    const TileStates chunk = block_of(tile.chunk, waiting, o_stride);
+    const auto add_special = [&](float* o) {
+      if (special) add_block_special(w, halves[now], seen[now], v_offset(), waiting, o);
+    };
+    if (is_first) {
+      memcpy(chunk.m, leaf.m, kTileRows * sizeof(float));
+      memcpy(chunk.l, leaf.l, kTileRows * sizeof(float));
+      put_block_values<kParts>(v, p, seen[now], o_stride, chunk.o);
+      add_special(chunk.o);
+    } else if (special || has_empty_rows(chunk, leaf)) {
+      put_block_values<kParts>(v, p, seen[now], o_stride, leaf.o);
+      add_special(leaf.o);
+      fold_block(chunk, leaf, o_stride);
+    } else {
+      fold_block_values<kParts>(v, p, seen[now], o_stride, chunk, leaf);
+    }
+  }
+  int64_t v_offset() const {
+    return w.unit.kv_head_begin * w.args.tensors.v.stride_head * dtype_bytes(S::kKeys);
+  }
+
+  UnitWork<S>& w;
+  TileWork<S>& tile;
+  TileWork<S> halves[2];  // of the block that waits for its weights, halves[now], and of the next
+  const ScoreMod mod;
+  TileKeys seen[2];
+  BlockMax largest[2];
+  int now = 0, waiting = -1;
+  bool is_first = false, special = false;  // the leaf of the block that waits
+  Ahead ahead[2]{};
+  alignas(64) float others[5][kTileRows];
+  alignas(64) float other_s[kLeaf * kTileRows];
+  alignas(64) char p[kParts * kWeightBytes];
+};
+
 template <class S>
-__attribute__((noinline)) void matrix_tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf,
-                                                int next) {
-  constexpr int kParts = S::kWeightParts;
-  TileShapes::all(16, 64).configure();
+void TileLeaves<S>::take(int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
   const Tensors& t = w.args.tensors;
   const UnitLeaf keys = unit_leaf(w, leaf);
-  const int64_t bytes = dtype_bytes(S::kKeys), head = w.unit.kv_head_begin;
+  const int64_t bytes = dtype_bytes(S::kKeys);
   point_rows(w.p, lengths, t.k, bytes, w.unit.request, leaf, keys, w.k);
-  point_rows(w.p, lengths, t.v, bytes, w.unit.request, leaf, keys, w.v);
   see_leaf(w, leaf, keys);
-  Ahead ahead[2]{};
+  ahead[0] = ahead[1] = Ahead{};
   if (next >= 0) {
     LeafRows *next_k = w.next_k, *next_v = w.k_scale_rows;  // there are no scales here
     const UnitLeaf next_keys = unit_leaf(w, next);
     const LeafHull hull = hull_of(next_keys);
     point_rows(w.p, lengths, t.k, bytes, w.unit.request, next, next_keys, next_k);
     point_rows(w.p, lengths, t.v, bytes, w.unit.request, next, next_keys, next_v);
-    const int shares = tile.num_blocks * kTileVecs * 8;
+    const int shares = tile.num_blocks * Weights::kSteps;
     ahead[0] = look_at(w, *next_k, hull, t.k, w.p.head_dim_qk, shares);
     ahead[1] = look_at(w, *next_v, hull, t.v, w.p.head_dim_vo, shares);
   }
@@ -511,44 +552,28 @@ __attribute__((noinline)) void matrix_tile_leaf(UnitWork<S>& w, TileWork<S>& til
   KeyTile k[kLeaf / 16];
   for (int n = hull.begin; n < hull.end; n += 16) {
     const char* const* rows = w.k->row + n;
-    k[n / 16] = key_tile(rows, even_stride(rows, w.p.head_dim_qk), head * t.k.stride_head * bytes,
-                         w.p.head_dim_qk, row_bytes, tile.k + n * row_bytes);
+    k[n / 16] = key_tile(rows, even_stride(rows, w.p.head_dim_qk),
+                         w.unit.kv_head_begin * t.k.stride_head * bytes, w.p.head_dim_qk, row_bytes,
+                         tile.k + n * row_bytes);
   }
-  const int64_t v_offset = head * t.v.stride_head * bytes;
-  tile.special = pack_matrix_values(*w.v, v_offset, hull.begin, hull.end, w.p.head_dim_vo,
-                                    reinterpret_cast<char*>(tile.v));
-  const ScoreMod mod = score_mod(w, 0);
-  alignas(64) char p[kParts * kWeightBytes];
-  // Of two blocks: the one whose weights are made, and the one whose scores are.
-  alignas(64) float other_s[kLeaf * kTileRows], others[5][kTileRows];
-  TileWork<S> halves[2] = {tile, tile};
-  TileWork<S>& other = halves[1];
-  other.s = other_s;
-  float** const places[] = {&other.begin, &other.end, &other.sink, &other.leaf.m, &other.leaf.l};
-  for (int i = 0; i < 5; ++i) *places[i] = others[i];
-  TileKeys seen[2];
-  BlockMax largest[2];
-  const bool all = all_see_all(w);
-  int waiting = -1, now = 0;
-  for (int block = 0; block <= tile.num_blocks; ++block) {
-    const bool more = block < tile.num_blocks;
+  const bool all = all_see_all(w), first_of_chunk = tile.chunk.empty;
+  bool packed = false;
+  for (int block = 0; block < tile.num_blocks; ++block) {
     TileWork<S>& then = halves[1 - now];
     TileKeys& then_seen = seen[1 - now];
     BlockMax& then_largest = largest[1 - now];
-    if (more) {
-      if (all) {
-        then_seen = {0, kLeaf, 0, kLeaf};
-        memset(then.leaf.m, 0, kTileRows * sizeof(float));
-      } else {
-        then_seen = see_block(w, then, block, then.leaf.m);
-      }
-      if (then_seen.begin == then_seen.end) {
-        if (tile.chunk.empty)
-          memcpy(tile.chunk.m + block * kTileRows, then.leaf.m, kTileRows * sizeof(float));
-        continue;
-      }
-      then_largest.clear();
+    if (all) {
+      then_seen = {0, kLeaf, 0, kLeaf};
+      memset(then.leaf.m, 0, kTileRows * sizeof(float));
+    } else {
+      then_seen = see_block(w, then, block, then.leaf.m);
     }
+    if (then_seen.begin == then_seen.end) {
+      if (first_of_chunk)
+        memcpy(tile.chunk.m + block * kTileRows, then.leaf.m, kTileRows * sizeof(float));
+      continue;
+    }
+    then_largest.clear();
     const auto scores = [&](auto meanwhile) {
       const uint32_t* q = tile.q + block * tile.block_q;
       matrix_tile_scores(q, k, S::tile_depth(w.q_stride), then_seen.begin, then_seen.end, then.s,
@@ -558,21 +583,37 @@ __attribute__((noinline)) void matrix_tile_leaf(UnitWork<S>& w, TileWork<S>& til
                          });
     };
     if (waiting < 0) {
-      if (more) scores([] {});
+      scores([] {});
     } else {
-      BlockWeights<kParts, S> weights(halves[now], seen[now], mod, largest[now], tile.special,
-                                      ahead, p);
-      if (more) {
-        scores([&] {
-          if (weights.done < weights.kSteps) weights.step();
-        });
-      }
+      Weights weights(halves[now], seen[now], mod, largest[now], special, ahead, p);
+      scores([&] {
+        if (weights.done < Weights::kSteps) weights.step();
+      });
       weights.finish();
-      add_block(w, halves[now], seen[now], waiting, v_offset, p);
+      add_block();
     }
-    if (!more) break;
+    if (!packed) {  // now that no block of the leaf before needs its V^T
+      point_rows(w.p, lengths, t.v, bytes, w.unit.request, leaf, keys, w.v);
+      special = pack_matrix_values(*w.v, v_offset(), hull.begin, hull.end, w.p.head_dim_vo,
+                                   reinterpret_cast<char*>(tile.v));
+      is_first = first_of_chunk;
+      packed = true;
+    }
     waiting = block;
     now = 1 - now;
   }
   tile.chunk.empty = false;
+  if (special) finish();  // what is special is looked for in what the leaf's rows see
+}
+
+/** Leaves [begin, end) of a unit's, all of one super-chunk, into tile.chunk; `last` is the end of
+ * those to come. */
+template <class S>
+__attribute__((noinline)) void matrix_tile_leaves(UnitWork<S>& w, TileWork<S>& tile, int begin,
+                                                  int end, int last) {
+  TileShapes::all(16, 64).configure();
+  TileLeaves<S> leaves(w, tile);
+  for (int at = begin; at < end; ++at)
+    leaves.take(leaf_at(w.unit, at), at + 1 < last ? leaf_at(w.unit, at + 1) : -1);
+  leaves.finish();
 }

@@ -46,7 +46,6 @@ struct TileWork {
   char* k;                        // S::pack_keys' layout
   float* v;                       // [o_stride / 16][kLeaf][16], or as pair_values.inl says
   float* s;                       // [kLeaf][kTileRows]
-  bool special;                   // with AMX: some values of the leaf at hand are not finite
   float *begin, *end, *sink;      // [kTileRows] of the block at hand: what its rows see of the leaf
   TileStates leaf, chunk, total;  // leaf: one block
 };
@@ -452,13 +451,11 @@ __attribute__((noinline)) void attend_tiles(UnitWork<S>& w, const Item& item) {
       const int edge = chunk_end(w.unit, at);
       const int end = edge < span.leaf_end ? edge : span.leaf_end;
       tile.chunk.empty = true;
-      for (; at < end; ++at) {
-        const int leaf = leaf_at(w.unit, at);
-        if constexpr (S::kMatrix) {
-          matrix_tile_leaf(w, tile, leaf, at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
-        } else {
-          tile_leaf<T>(w, tile, leaf);
-        }
+      if constexpr (S::kMatrix) {
+        matrix_tile_leaves(w, tile, at, end, item.leaf_end);
+        at = end;
+      } else {
+        for (; at < end; ++at) tile_leaf<T>(w, tile, leaf_at(w.unit, at));
       }
       if (span.kind == SpanKind::row)
         fold_tiles(&tile.total, &tile.chunk, tile.num_blocks, o_stride);
