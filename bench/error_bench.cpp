@@ -84,6 +84,7 @@ constexpr const char* kIsas[] = {
     "avx512_bf16",
     "avx512_bf16_p16",
     "amx_bf16",
+    "amx_bf16_p16",
 #endif
 };
 

@@ -36,8 +36,8 @@
  * Its threads are one pool for the process, started when a call first asks for them, on CPUs that its thread may use,
  * and asleep between calls.  The calling thread works too; what others cannot take, because another call has them or the
  * system refuses to start them, it does itself.  A forked child has a pool of its own.  The library reads two environment
- * variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, avx512_bf16_p16, amx_bf16; on AArch64 scalar, neon) and
- * ATTNFOLD_NUM_THREADS.
+ * variables, once: ATTNFOLD_ISA (scalar, avx2, avx512, avx512_bf16, avx512_bf16_p16, amx_bf16, amx_bf16_p16; on AArch64
+ * scalar, neon) and ATTNFOLD_NUM_THREADS.
  */
 #ifndef ATTNFOLD_ATTNFOLD_H_
 #define ATTNFOLD_ATTNFOLD_H_
@@ -198,8 +198,9 @@ typedef struct attnfold_execution {
   int32_t num_workers;                /* shares the work is cut into; 0 = num_threads; 1..1024 */
   uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
   const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16,
-                                         avx512_bf16_p16, amx_bf16 or neon forces the rows of that name; those with bf16
-                                         take the avx512 rows along for other types.  p16 rows round weights to bf16:
+                                         avx512_bf16_p16, amx_bf16, amx_bf16_p16 or neon forces the rows of that name;
+                                         those with bf16 take the avx512 rows along for other types.  p16 rows round
+                                         weights to bf16:
                                          unless forced they are taken only for an o in bf16 or e4m3 */
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads */
   void* parallel_user;                /* handed to parallel_for */

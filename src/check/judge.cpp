@@ -204,7 +204,8 @@ bool schedule_id_of(const Call& call, const attnfold_execution& execution, uint6
 
 Bound bound_of(const std::string& numerics_id) {
   Bound bound;
-  if (numerics_id == "cpu-dpbf16-2/bf16") bound.weights = Weights::kRounded;
+  if (numerics_id == "cpu-dpbf16-2/bf16" || numerics_id == "cpu-amx-2/bf16")
+    bound.weights = Weights::kRounded;
   if (numerics_id.rfind("cuda-mma-1/", 0) == 0) bound.weights = Weights::kRoundedSomehow;
   return bound;
 }

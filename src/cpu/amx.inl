@@ -74,12 +74,11 @@ ATTNFOLD_LANE_FN Ahead look_ahead(const char* const* rows, int num_rows, int64_t
           (lines + num_shares - 1) / num_shares * 64};
 }
 
-template <_mm_hint kInto = kPrefetchInto>
 ATTNFOLD_LANE_FN void ask_ahead(Ahead* a) {
   for (int64_t left = a->share; left > 0 && a->rows != nullptr;) {
     const char* at = a->rows[a->row] + a->offset + a->at;
     const int64_t here = a->row_bytes - a->at, bytes = here < left ? here : left;
-    for (const char* end = at + bytes; at < end; at += 64) _mm_prefetch(at, kInto);
+    for (const char* end = at + bytes; at < end; at += 64) _mm_prefetch(at, kPrefetchInto);
     left -= bytes;
     a->at += bytes;
     if (a->at < a->row_bytes) continue;

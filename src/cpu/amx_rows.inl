@@ -417,7 +417,8 @@ __attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, in
     int64_t d;
   } waiting{-1, 0, 0};
   int now = 0;
-  uint64_t special_heads = 0;
+  uint64_t special_heads[kMostUnitRows / 64] = {};
+  const auto mark = [&](int h) { special_heads[h / 64] |= uint64_t{1} << h % 64; };
   const auto join = [&](int of) {
     if (waiting.head < 0) return;
     const int row = waiting.head * w.head_rows + waiting.block * kRows;
@@ -425,7 +426,7 @@ __attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, in
     const int64_t dims =
         o_stride - waiting.d < kHalfDims ? o_stride - waiting.d : int64_t{kHalfDims};
     if (join_parts<kParts>(parts[of], rows, dims, w.leaf.o + row * o_stride + waiting.d, o_stride))
-      special_heads |= uint64_t{1} << waiting.head;
+      mark(waiting.head);
   };
   const auto pack = [&](int h, int64_t d, char* to) {
     const int64_t offset = (w.unit.kv_head_begin + h) * head_bytes;
@@ -434,7 +435,7 @@ __attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, in
     } else if (head_dim - d == kChunk) {
       pack_pairs<2>(*w.v, offset + d * 2, begin, end, to);
     } else if (pack_pairs_carefully(*w.v, offset, begin, end, static_cast<int>(d), head_dim, to)) {
-      special_heads |= uint64_t{1} << h;
+      mark(h);
     }
   };
   const auto multiply = [&](int h, int64_t d, const char* v) {
@@ -462,9 +463,10 @@ __attribute__((noinline)) void matrix_values(const UnitWork<S>& w, int begin, in
     }
   }
   join(1 - now);
-  const uint64_t found = special_heads;
-  for (int h = 0; found >> h != 0; ++h) {
-    if (!(found >> h & 1)) continue;
+  uint64_t found[kMostUnitRows / 64];
+  memcpy(found, special_heads, sizeof(found));
+  for (int h = 0; h < w.unit.num_kv_heads; ++h) {
+    if (!(found[h / 64] >> h % 64 & 1)) continue;
     Ahead none{};
     ahead = &none;
     waiting.head = -1;

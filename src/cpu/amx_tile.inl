@@ -1,7 +1,7 @@
 // Many rows of one kv head (tile.inl) on AMX tiles.  Included inside the AMX namespace, after
 // tile.inl.
 //
-// Data movement per leaf of 128 keys, for a unit of up to 128 rows in blocks of 32:
+// Data movement per leaf of 128 keys, for a unit of up to 256 rows in blocks of 32:
 //   K      memory -> tiles where 16 keys are equally far apart, else copied to L2 first       A
 //   V      memory -> V^T in L2: [o_stride / 16][4][16 elements in lane order][32 keys]      A
 //   Q      [blocks, pairs of elements, 32 rows], a block in L1      B
@@ -266,8 +266,8 @@ struct BlockWeights {
     }
     store(sums[vec][i], first);
     store(sums[vec][i + 1], second);
-    ask_ahead<_MM_HINT_T1>(ahead);
-    ask_ahead<_MM_HINT_T1>(ahead + 1);
+    ask_ahead(ahead);
+    ask_ahead(ahead + 1);
   }
 
   void finish() {

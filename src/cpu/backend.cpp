@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "cpu/cpu_features.h"
 #include "float_mode.h"
@@ -103,12 +104,13 @@ std::string why_row_rejects(const KernelRow& row, const Problem& problem) {
   return "";
 }
 
-UnitShape unit_shape(const Problem& p) {
+UnitShape unit_shape(const KernelRow& row, const Problem& p) {
   UnitShape s;
   s.kv_heads = p.kv_heads;
   s.group_size = p.group_size;
   s.small_rows = 32;
-  s.max_rows = 128;
+  // What is packed once for a unit costs AMX more, beside its fast products.
+  s.max_rows = std::strncmp(row.isa, "amx", 3) == 0 ? kMostUnitRows : 128;
   s.read_cost = 4;
   s.state_row_floats = state_row_floats(p);
   s.leaf_bytes = 0;  // the plan knows

@@ -78,8 +78,8 @@ std::string why_not(const char* isa) {
     return "this CPU or system lacks AVX-512 F, BW, DQ or VL";
   const bool dot = std::strcmp(isa, "avx512_bf16") == 0 || std::strcmp(isa, "avx512_bf16_p16") == 0;
   if (dot && !f.avx512_bf16) return "this CPU or system lacks AVX512_BF16";
-  if (std::strcmp(isa, "amx_bf16") == 0 && !f.amx_bf16)
-    return "this CPU or system lacks AMX with bf16 tiles";
+  const bool tiles = std::strcmp(isa, "amx_bf16") == 0 || std::strcmp(isa, "amx_bf16_p16") == 0;
+  if (tiles && !f.amx_bf16) return "this CPU or system lacks AMX with bf16 tiles";
   return "";
 }
 

@@ -68,8 +68,11 @@ inline int32_t state_row_floats(const Problem& p) { return padded(p.head_dim_vo)
 
 size_t worker_scratch_bytes(const Problem& problem, const UnitShape& shape);
 
-/** How the CPU kernels want work cut. */
-UnitShape unit_shape(const Problem& problem);
+/** Rows of a unit of several tokens or kv heads, at most. */
+constexpr int32_t kMostUnitRows = 256;
+
+/** How a row's kernels want work cut. */
+UnitShape unit_shape(const KernelRow& row, const Problem& problem);
 
 // Rows of each ISA, in isa/*.cpp.
 namespace scalar {

@@ -100,7 +100,7 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution& e
 }
 
 Status Plan::reserve() {
-  shape_ = cpu::unit_shape(problem_);
+  shape_ = cpu::unit_shape(*row_, problem_);
   shape_.leaf_bytes = kLeaf * key_bytes();
   capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
                                 max_visible_keys(given_, shape_), num_workers_,

@@ -1,6 +1,7 @@
 // Promise P5: nothing unseen reaches a row; what is seen does, NaN too.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -187,6 +188,23 @@ TEST(Poison, NaNInAQueryStaysInItsRow) {
           }
         }
       }
+    }
+  }
+}
+
+/** More heads than one word of marks has bits. */
+TEST(Poison, NaNInAValueStaysInItsHead) {
+  const cases::Context x = test::context();
+  const Call call = cases::deep_copy(
+      generate(cases::make_spec({200, 200, 16, 16}, DType::bf16, 16, kCausal, {1}, {150}), x.seed));
+  const int64_t at = call.kv_element_offset(0, 20, call.v_strides, call.v_offset);
+  store_f32(call.v->data(), DType::bf16, at + 150 * call.v_strides.head + 3, kNaN);
+  Answer answer;
+  ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x), answer));
+  for (int32_t head = 0; head < 200; ++head) {
+    for (int32_t e = 0; e < 16; ++e) {
+      EXPECT_EQ(std::isnan(cases::o_at(call, answer, 0, head, e)), head == 150 && e == 3)
+          << head << " " << e;
     }
   }
 }
