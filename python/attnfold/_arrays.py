@@ -13,6 +13,8 @@ _CODES = {
     "float8_e4m3fn": 3, "e4m3": 3, "float8_e5m2": 4, "e5m2": 4, "int8": 5, "i8": 5,
 }  # fmt: skip
 _NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+INT64 = 17  # codes of arrays.h that are no type of q, k or v
+_MORE_NAMES = {INT64: "int64"}
 _new_dtypes: dict[tuple[str, int], Any] = {}
 
 
@@ -56,16 +58,30 @@ class _Lent:
         return (1, 0)
 
 
+class _OnDevice:
+    """An array of jax on a GPU that is being written.  `finish` makes it an array again, which jax takes for written as
+    soon as the stream is that it names for such events: all calls on arrays of jax run on that one."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        return self._array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
 def _new_dtype(kind: str, code: int) -> Any:
     known = _new_dtypes.get((kind, code))
     if known is not None:
         return known
-    name = _NAMES[code]
+    name = _MORE_NAMES.get(code) or _NAMES[code]
     if kind == "torch":
         import torch
 
         made: Any = getattr(torch, name)
-    elif code < 2 or code == 5:
+    elif code < 2 or code >= 5:
         made = np.dtype(name)
     else:
         try:
@@ -79,26 +95,69 @@ def _new_dtype(kind: str, code: int) -> Any:
 
 def new_array(like: Any, kind: str, shape: tuple[int, ...], code: int) -> Any:
     """An array of `kind`, not initialised, where `like` lies.  For jax: what `finish` makes an array of."""
+    made: Any
     if kind == "numpy":
         return np.empty(shape, _new_dtype(kind, code))
     if kind == "torch":
         import torch
 
         return torch.empty(shape, dtype=_new_dtype(kind, code), device=like.device)
-    if kind == "jax":
+    if kind == "jax" and cuda_device(like) is None:
         return _Lent(shape, code)
+    if kind == "jax":
+        import jax
+
+        return _OnDevice(jax.numpy.empty(shape, _new_dtype(kind, code), device=_device_of_jax(like)))
     import cupy
 
-    return cupy.empty(shape, _new_dtype(kind, code))
+    with like.device:
+        return cupy.empty(shape, _new_dtype(kind, code))
 
 
 def finish(kind: str, array: Any) -> Any:
     """What the caller gets of a new array once it is written."""
+    if isinstance(array, _OnDevice):
+        import jax
+
+        # Waits: jax cannot be told that a stream of others still reads q, k and v, and might give their memory away.
+        return jax.dlpack.from_dlpack(array).block_until_ready()
     if isinstance(array, _Lent):
         import jax
 
         return jax.dlpack.from_dlpack(array)
     return array
+
+
+def memory(like: Any, kind: str, num_bytes: int) -> Any:
+    """Device memory for the calls of one stream, where `like` lies."""
+    if kind == "torch":
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
+    if kind == "jax":
+        import jax
+
+        return _OnDevice(jax.numpy.empty(num_bytes, "uint8", device=_device_of_jax(like)))
+    import cupy
+
+    with like.device:
+        return cupy.empty(num_bytes, "uint8")
+
+
+def zero_and(n: int, like: Any, kind: str) -> Any:
+    """[0, n] as int32 where `like` lies on a GPU, made there: nothing waits for a copy."""
+    if kind == "torch":
+        import torch
+
+        return torch.arange(2, dtype=torch.int32, device=like.device).mul_(n)
+    if kind == "jax":
+        import jax
+
+        return jax.numpy.asarray([0, n], "int32", device=_device_of_jax(like))
+    import cupy
+
+    with like.device:
+        return cupy.arange(2, dtype="int32") * np.int32(n)
 
 
 def check_no_gradient(name: str, array: Any) -> None:
@@ -110,6 +169,36 @@ def check_no_gradient(name: str, array: Any) -> None:
             raise NotImplementedError(f"{name}: expected no gradient to be wanted (use torch.no_grad()), got requires_grad")
 
 
+def _device_of_jax(array: Any) -> Any:
+    (device,) = array.devices()
+    return device
+
+
+def cuda_device(array: Any) -> int | None:
+    """The number of the CUDA device that an array lies on; None for the CPU's memory, lists too."""
+    kind = framework(array)
+    if kind == "torch":
+        return array.device.index if array.is_cuda else None
+    if kind == "cupy":
+        return int(array.device.id)
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    place, number = array.__dlpack_device__()
+    return int(number) if int(place) in (2, 13) else None  # kDLCUDA, kDLCUDAManaged
+
+
+def place(array: Any, stream: int | None = None) -> dict[str, int]:
+    """The fields of an execution where an array lies: of a GPU its number and `stream`, else the framework's current one."""
+    device = cuda_device(array)
+    if device is None:
+        if stream is not None:
+            raise ValueError(f"stream: expected None with memory of the CPU, got {stream}")
+        return {}
+    if stream is None:
+        stream = current_stream(framework(array), array)
+    return {"backend": 1, "device": device, "stream": stream or 0}
+
+
 def current_stream(kind: str, array: Any) -> int | None:
     """The stream on which the framework works with arrays of this device; None for the default one."""
     if kind == "torch":
@@ -119,7 +208,8 @@ def current_stream(kind: str, array: Any) -> int | None:
     if kind == "cupy":
         import cupy
 
-        return int(cupy.cuda.get_current_stream().ptr)
+        with array.device:
+            return int(cupy.cuda.get_current_stream().ptr)
     if kind == "jax":
-        raise NotImplementedError("jax on CUDA: its streams cannot be joined; pass torch or cupy arrays")
+        return int(_device_of_jax(array).get_stream_for_external_ready_events())
     return None

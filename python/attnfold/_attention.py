@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Callable
 
-from attnfold._arrays import framework
+from attnfold._arrays import cuda_device, framework, zero_and
 from attnfold._plan import Array, Plan, create
 
 _KEPT = 32
@@ -17,9 +17,28 @@ class _Plans(threading.local):
 
     def __init__(self) -> None:
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.captured: dict[Any, Plan] = {}  # graphs hold their memory: kept for good, and used for nothing else
 
 
 _local = _Plans()
+
+
+def _plan(key: tuple[Any, ...], capturing: bool, make: Callable[[], Plan]) -> Plan:
+    plan = _local.captured.get(key) if capturing else _local.plans.get(key)
+    if plan is not None:
+        if not capturing:
+            _local.plans.move_to_end(key)
+        return plan
+    if capturing:
+        plan = _local.plans.pop(key, None)
+        if plan is None:
+            raise RuntimeError("attention: expected a call of this size before a graph is captured, which reserves memory")
+        _local.captured[key] = plan
+        return plan
+    plan = _local.plans[key] = make()
+    if len(_local.plans) > _KEPT:
+        _local.plans.popitem(last=False)
+    return plan
 
 
 def _capacity(n: int) -> int:
@@ -55,6 +74,7 @@ def attention(
 
     Raises:
         ValueError: names the argument; NotImplementedError: no kernel serves these types or sizes.
+        RuntimeError: a CUDA graph is being captured, and no call of this size went before.
 
     >>> import attnfold, numpy as np
     >>> q, k, v = (np.random.rand(n, h, 64).astype("float32") for n, h in ((5, 4), (9, 2), (9, 2)))
@@ -72,39 +92,30 @@ def attention(
     (qo_len, qo_heads, head_dim_qk), (kv_len, kv_heads, head_dim_vo) = q.shape, v.shape
     if k.shape[0] != kv_len:
         raise ValueError(f"k: expected {kv_len} rows, those of v, got {k.shape[0]}")
-    kind = framework(q)
-    cuda = kind == "cupy" or (kind == "torch" and q.device.type == "cuda")
-    device = (q.device.index or 0 if kind == "torch" else q.device.id) if cuda else 0
+    kind, device = framework(q), cuda_device(q)
     key = (
         qo_heads, kv_heads, head_dim_qk, head_dim_vo, q.dtype, k.dtype, causal, sm_scale, window_left, window_right,
-        logits_softcap, num_threads, cuda, device, _capacity(qo_len), _capacity(kv_len),
+        logits_softcap, num_threads, device, _capacity(qo_len), _capacity(kv_len),
     )  # fmt: skip
-    plan = _local.plans.get(key)
-    if plan is None:
-        plan = create(
-            qo_heads=qo_heads, kv_heads=kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo,
-            q_dtype=q.dtype, kv_dtype=k.dtype, kv_storage="ragged", mask="causal" if causal else "none",
-            window_left=window_left, window_right=window_right, sm_scale=sm_scale, logits_softcap=logits_softcap,
-            max_batch=1, max_qo_rows=_capacity(qo_len), max_kv_len=_capacity(kv_len), num_threads=num_threads,
-            backend="cuda" if cuda else "cpu", device=device,
-        )  # fmt: skip
-        _local.plans[key] = plan
-        if len(_local.plans) > _KEPT:
-            _local.plans.popitem(last=False)
-    else:
-        _local.plans.move_to_end(key)
-    indptr, kv_indptr = [0, qo_len], [0, kv_len]
-    if cuda:
-        indptr, kv_indptr = (_on_device(x, q, kind) for x in (indptr, kv_indptr))
-    plan.update(indptr, kv_indptr=kv_indptr)
-    return plan.run(q, k, v, return_lse=return_lse)
+    make = lambda: create(  # noqa: E731
+        qo_heads=qo_heads, kv_heads=kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo,
+        q_dtype=q.dtype, kv_dtype=k.dtype, kv_storage="ragged", mask="causal" if causal else "none",
+        window_left=window_left, window_right=window_right, sm_scale=sm_scale, logits_softcap=logits_softcap,
+        max_batch=1, max_qo_rows=_capacity(qo_len), max_kv_len=_capacity(kv_len), num_threads=num_threads,
+        backend="cpu" if device is None else "cuda", device=device or 0,
+    )  # fmt: skip
+    if device is None:
+        plan = _plan(key, False, make)
+        plan.update([0, qo_len], kv_indptr=[0, kv_len])
+        return plan.run(q, k, v, return_lse=return_lse)
+    plan = _plan(key, kind == "torch" and _capturing(), make)
+    plan.update(zero_and(qo_len, q, kind), kv_indptr=zero_and(kv_len, q, kind))
+    answer = plan.run(q, k, v, return_lse=return_lse)
+    plan._core.forget()  # the lengths: memory of a graph that is being captured must not be held
+    return answer
 
 
-def _on_device(values: list[int], like: Any, kind: str) -> Any:
-    if kind == "torch":
-        import torch
+def _capturing() -> bool:
+    import torch
 
-        return torch.tensor(values, dtype=torch.int32, device=like.device)
-    import cupy
-
-    return cupy.asarray(values, "int32")
+    return torch.cuda.is_current_stream_capturing()

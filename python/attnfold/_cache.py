@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnfold import _core
+from attnfold._arrays import INT64, cuda_device, finish, framework, new_array, place
 from attnfold._plan import _LAYOUTS, _SCALES, Array, choice, execution_fields
 
 NO_SLOT = -1
@@ -34,6 +35,7 @@ def append(
     k_scale: Array | float | None = None,
     v_scale: Array | float | None = None,
     num_threads: int | None = None,
+    stream: int | None = None,
 ) -> None:
     """Writes rows of k and v into their slots of a paged pool, in place.
 
@@ -46,10 +48,11 @@ def append(
         k_scale_kind, v_scale_kind, k_scale, v_scale: with a pool of 8 bits.  Per tensor and per head: the caller's scale.
             Per token: written, [num_pages, page_size, kv_heads].
         num_threads: threads at most; the bytes are the same.
+        stream: of a pool on a GPU, with all other arrays on it: a cudaStream_t as an int; None is the framework's current
+            one.  The call only launches there, and slots that the pool does not have are passed over.
 
     Raises:
         ValueError: names the argument, and of a slot its index; nothing is written then.
-        NotImplementedError: arrays of a GPU.
 
     >>> import attnfold, numpy as np
     >>> k_cache, v_cache = np.zeros((2, 3, 4, 8, 64), np.float32)       # 3 pages of 4 tokens, 8 heads
@@ -59,7 +62,7 @@ def append(
     [[1, 1]]
     """
     pool = _pool(k_cache, v_cache, kv_layout, (k_scale_kind, v_scale_kind, k_scale, v_scale))
-    _core.append(pool, k, v, slots, execution_fields(num_threads))
+    _core.append(pool, k, v, slots, execution_fields(num_threads, **place(k_cache, stream)))
 
 
 def slot_mapping(
@@ -73,30 +76,44 @@ def slot_mapping(
     num_pages: int,
     positions: Array | None = None,
     num_slots: int | None = None,
-) -> np.ndarray[Any, np.dtype[np.int64]]:
+    stream: int | None = None,
+) -> Any:
     """The slots of a step's new tokens.
 
     Args:
         qo_indptr, kv_len, block_table, kv_indptr, kv_indices: as in `Plan.update`.
         page_size, num_pages: of the pool.
         positions: [qo_indptr[batch]] the position of each token in its request; None: they are its last ones.
-        num_slots: length of the answer; what lies beyond the last token gets NO_SLOT.  None is qo_indptr[batch].
+        num_slots: length of the answer; what lies beyond the last token gets NO_SLOT.  None is qo_indptr[batch]; with
+            arrays of a GPU, where that is not looked at, the length of positions, or an error.
+        stream: as in `append`; int32 arrays on the device then, positions int64.
 
     Returns:
-        [num_slots] int64.
+        [num_slots] int64: of numpy, or where qo_indptr lies on a GPU.
 
     Raises:
-        ValueError: names the argument and index.
+        ValueError: names the argument and index; on a GPU bad positions and pages get NO_SLOT instead.
 
     >>> import attnfold
     >>> attnfold.slot_mapping([0, 1, 4], [6, 3], [[2, 0], [1, -1]], page_size=4, num_pages=3).tolist()
     [1, 4, 5, 6]
     """
-    if num_slots is None:
+    where = place(qo_indptr, stream)
+    kind = framework(qo_indptr) if where else "numpy"
+    if kind == "jax":  # which has no int64 unless told so, and no arrays to append to
+        raise NotImplementedError("qo_indptr: expected an array of torch or cupy on a GPU, got one of jax")
+    if num_slots is None and where:
+        if positions is None:
+            raise ValueError("num_slots: expected a number with lengths on a GPU, got None")
+        num_slots = len(positions)
+    elif num_slots is None:
         num_slots = int(qo_indptr[len(qo_indptr) - 1])
-    slots = np.empty(num_slots, np.int64)
-    _core.slot_mapping(qo_indptr, kv_len, block_table, kv_indptr, kv_indices, page_size, num_pages, positions, slots)
-    return slots
+    slots = new_array(qo_indptr, kind, (num_slots,), INT64)
+    _core.slot_mapping(
+        qo_indptr, kv_len, block_table, kv_indptr, kv_indices, page_size, num_pages, positions, slots,
+        execution_fields(None, **where),
+    )  # fmt: skip
+    return finish(kind, slots)
 
 
 def map_to_kernel_pages(
@@ -115,11 +132,14 @@ def map_to_kernel_pages(
 
     Raises:
         ValueError: names the argument and index.
+        NotImplementedError: a table on a GPU.
 
     >>> import attnfold
     >>> attnfold.map_to_kernel_pages([[3, 1]], block_size=32, page_size=16, num_blocks=4).tolist()
     [[6, 7, 2, 3]]
     """
+    if cuda_device(block_table) is not None:
+        raise NotImplementedError("block_table: expected memory of the CPU, got memory of a GPU")
     table = np.ascontiguousarray(block_table, np.int32)
     if table.ndim != 2:
         raise ValueError(f"block_table: expected shape [any, any], got {list(table.shape)}")
@@ -135,6 +155,7 @@ def copy_pages(
     *,
     kv_layout: str = "NHD",
     num_threads: int | None = None,
+    stream: int | None = None,
 ) -> None:
     """Copies whole pages of k and v, bit for bit: within a pool (copy on write) or between two (swapping).
 
@@ -143,6 +164,7 @@ def copy_pages(
         pairs: [num_pairs, 2] page of from_pool, page of to_pool; they take effect one after the other.
         kv_layout: of both, "NHD" or "HND".
         num_threads: threads at most.
+        stream: as in `append`; pairs are int32 on the device then.
 
     Raises:
         ValueError: names the argument and index; nothing is written then.
@@ -156,5 +178,6 @@ def copy_pages(
     """
     none = ("none", "none", None, None)
     _core.copy_pages(
-        _pool(*from_pool, kv_layout, none), _pool(*to_pool, kv_layout, none), pairs, execution_fields(num_threads)
-    )
+        _pool(*from_pool, kv_layout, none), _pool(*to_pool, kv_layout, none), pairs,
+        execution_fields(num_threads, **place(from_pool[0], stream)),
+    )  # fmt: skip

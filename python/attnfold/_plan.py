@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from attnfold import _core
-from attnfold._arrays import check_no_gradient, current_stream, dtype_code, finish, framework, new_array
+from attnfold._arrays import check_no_gradient, current_stream, dtype_code, finish, framework, memory, new_array
 
 Array = Any  # numpy, torch, jax or cupy arrays, or anything with __dlpack__
 
@@ -35,7 +35,8 @@ def execution_fields(num_threads: int | None, **more: Any) -> dict[str, Any]:
 class Plan:
     """A plan: validated shapes, a kernel, and memory for schedules.  Made by `create`.
 
-    Several threads may run one plan at once; an update waits for them.  Runs release the GIL.
+    Several threads may run one plan at once; an update waits for them.  Runs release the GIL.  On CUDA updates and runs
+    only launch, so a captured graph of them answers whatever lengths it finds; the plan must live as long as the graph.
     """
 
     __slots__ = ("__weakref__", "_core", "_o_code", "_o_shape", "_workspaces")
@@ -73,7 +74,8 @@ class Plan:
         are converted, on the CPU.  The words are those of `attnfold_lengths` in attnfold.h.
 
         Args:
-            qo_indptr: [batch + 1] row offsets of each request in q and o, from 0.
+            qo_indptr: [batch + 1] row offsets of each request in q and o, from 0.  With backend "cuda" this and all other
+                arrays are int32 on its device; what they hold is not looked at.
             kv_len: [batch] keys of each request, its new tokens' own included; may be None with ragged keys.
             block_table: [batch, max_pages] page ids; entries past a request's last page mean nothing.
             kv_indptr: [batch + 1] offsets into `kv_indices` (paged), or into the rows of k and v (ragged).
@@ -145,7 +147,7 @@ class Plan:
             alibi_slopes, sink_logits: [qo_heads] float32.
             k_scale, v_scale: float32 of the problem's kind: a number or [1], [kv_heads], or an axis-reduced k.
             o_scale: a number or [1], with o in float8_e4m3fn.
-            workspace: uint8 memory of at least `workspace_bytes`; None uses the plan's own.
+            workspace: uint8 memory of at least `workspace_bytes`; None uses the plan's own, on CUDA one of q's framework.
             stream: CUDA: a cudaStream_t as an int; None is the framework's current stream.
 
         Returns:
@@ -186,18 +188,15 @@ class Plan:
         return o, (finish(kind, lse) if kind == "jax" else lse)
 
     def _device_workspace(self, q: Array, kind: str, stream: int | None) -> Any:
-        """One for each stream: runs of one stream follow each other."""
+        """One for each stream: runs of one stream follow each other.  Of torch a new one each time, as its operators do
+        it: its allocator knows streams, and graphs that are being captured."""
+        if kind == "torch":
+            return memory(q, kind, self.workspace_bytes)
+        if kind == "numpy":  # of a framework that is not known, or not on the device
+            return None
         workspace = self._workspaces.get(stream)
         if workspace is None:
-            if kind == "torch":
-                import torch
-
-                workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=q.device)
-            else:
-                import cupy
-
-                workspace = cupy.empty(self.workspace_bytes, "uint8")
-            self._workspaces[stream] = workspace
+            workspace = self._workspaces[stream] = memory(q, kind, self.workspace_bytes)
         return workspace
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from attnfold import _core
-from attnfold._arrays import dtype_code, finish, framework, new_array
+from attnfold._arrays import dtype_code, finish, framework, new_array, place
 from attnfold._plan import Array, choice, execution_fields
 
 _LSE_LAYOUTS = {"rows_heads": 0, "heads_rows": 1}
@@ -56,6 +56,7 @@ def merge(
     *,
     row_mask: Array | None = None,
     num_threads: int | None = None,
+    stream: int | None = None,
 ) -> tuple[Array, Array]:
     """Folds attention results over disjoint keys into one, as if computed over their union.
 
@@ -64,6 +65,8 @@ def merge(
         out: where to; may be one of the states (in place).  None makes arrays like those of the first state.
         row_mask: [rows] bool or uint8; a row with 0 stays as it is in `out`.
         num_threads: threads at most; the bits are the same.
+        stream: of states on a GPU, 32 at most: a cudaStream_t as an int; None is the framework's current one.  The call
+            only launches there.
 
     Returns:
         (o, lse).  An empty side leaves the other unchanged, bit for bit.
@@ -91,17 +94,21 @@ def merge(
         to = State(o, lse)
     else:
         to = _as_state(out)
-    _core.merge([_fields(s) for s in given], _fields(to), row_mask, execution_fields(num_threads))
+    execution = execution_fields(num_threads, **place((given or [to])[0].o, stream))
+    _core.merge([_fields(s) for s in given], _fields(to), row_mask, execution)
     return finish(kind, to.o), finish(kind, to.lse)
 
 
-def convert_state(from_state: State, to_state: State, *, num_threads: int | None = None) -> State:
+def convert_state(
+    from_state: State, to_state: State, *, num_threads: int | None = None, stream: int | None = None
+) -> State:
     """Rewrites a result from the convention of `from_state` to that of `to_state`, into whose arrays it goes.
 
     Args:
         from_state: what an engine answered, and how it writes.
         to_state: arrays to write to and the convention wanted; may share arrays with from_state (in place).
         num_threads: threads at most.
+        stream: as in `merge`.
 
     Returns:
         to_state.
@@ -116,5 +123,6 @@ def convert_state(from_state: State, to_state: State, *, num_threads: int | None
     >>> print(attnfold.convert_state(theirs, ours).lse[0])      # 4 ln 2
     [2.7725887 2.7725887]
     """
-    _core.convert_state(_fields(from_state), _fields(to_state), execution_fields(num_threads))
+    execution = execution_fields(num_threads, **place(to_state.o, stream))
+    _core.convert_state(_fields(from_state), _fields(to_state), execution)
     return to_state

@@ -6,6 +6,8 @@
     attnfold::merge(o[], lse[]) -> (o, lse)
 
 A plan is updated outside of the graph, once per step; the graph runs it in every layer.  There is no backward pass.
+On CUDA they launch on the current stream, so a CUDA graph that is captured round them replays them; one that holds `attention`
+needs a call of the same size before it, and one that holds `Plan.update` answers the lengths that it finds.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def _merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor
 
 
 def _merge_fake(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(o[0]), torch.empty_like(lse[0])
+    return o[0].new_empty(o[0].shape), lse[0].new_empty(lse[0].shape)
 
 
 for _name, _real, _fake in (

@@ -152,7 +152,40 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
   return cache.add(type, api);
 }
 
-Array read_dlpack(const char* name, nb::handle object) {
+std::string place_text(bool cuda, int32_t device) {
+  return cuda ? "cuda:" + std::to_string(device) : "the CPU";
+}
+
+void check_place(const char* name, const Array& a, const Place& place) {
+  if (a.cuda == place.cuda && (!a.cuda || a.device == place.device)) return;
+  raise_value(name, "memory of " + place_text(place.cuda, place.device) + ", where the call runs",
+              "memory of " + place_text(a.cuda, a.device));
+}
+
+/** Asks for a capsule.  On CUDA the owner makes `place`'s stream wait for what it has under way;
+ * the protocol calls the default stream 1. */
+nb::object capsule_of(const char* name, nb::handle object, nb::handle method, const Place* place) {
+  nb::dict how;
+  how["max_version"] = nb::make_tuple(1, 0);
+  if (place && place->cuda) {
+    const nb::object device = object.attr("__dlpack_device__")();
+    const int type = nb::cast<int>(nb::int_(device[0]));
+    Array a;
+    a.cuda = type == dlpack::kCuda || type == dlpack::kCudaManaged;
+    a.device = nb::cast<int32_t>(nb::int_(device[1]));
+    check_place(name, a, *place);
+    how["stream"] = place->stream ? reinterpret_cast<uintptr_t>(place->stream) : uintptr_t{1};
+  }
+  try {
+    return method(**how);
+  } catch (nb::python_error& e) {  // an exporter of the time before versions
+    if (!e.matches(PyExc_TypeError)) throw;
+  }
+  PyDict_DelItemString(how.ptr(), "max_version");
+  return method(**how);
+}
+
+Array read_dlpack(const char* name, nb::handle object, const Place* place) {
   Array a;
   if (const dlpack::ExchangeApi* api = exchange_api(object)) {
     dlpack::Tensor view;
@@ -169,13 +202,7 @@ Array read_dlpack(const char* name, nb::handle object) {
              .c_str())
             .c_str());
   }
-  nb::object capsule;
-  try {
-    capsule = method(nb::arg("max_version") = nb::make_tuple(1, 0));
-  } catch (nb::python_error& e) {  // an exporter of the time before versions
-    if (!e.matches(PyExc_TypeError)) throw;
-    capsule = method();
-  }
+  nb::object capsule = capsule_of(name, object, method, place);
   // Nobody takes the capsule over: its destructor gives the memory back when the array is done
   // with.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
@@ -194,10 +221,6 @@ Array read_dlpack(const char* name, nb::handle object) {
   }
   a.holder = std::move(capsule);
   return a;
-}
-
-std::string place_text(bool cuda, int32_t device) {
-  return cuda ? "cuda:" + std::to_string(device) : "the CPU";
 }
 
 template <class To, class From>
@@ -248,8 +271,13 @@ bool Array::packed() const {
   return true;
 }
 
-Array read_array(const char* name, nb::handle object, Access access) {
-  Array a = is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object);
+Array read_anywhere(const char* name, nb::handle object) {
+  return is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object, nullptr);
+}
+
+Array read_array(const char* name, nb::handle object, const Place& place, Access access) {
+  Array a = is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object, &place);
+  check_place(name, a, place);
   if (access == Access::kWrite) {
     // jax arrays are immutable, but not all versions of it say so.
     const nb::object module =
@@ -259,12 +287,6 @@ Array read_array(const char* name, nb::handle object, Access access) {
     }
   }
   return a;
-}
-
-void check_place(const char* name, const Array& a, const Place& place) {
-  if (a.cuda == place.cuda && (!a.cuda || a.device == place.device)) return;
-  raise_value(name, "memory of " + place_text(place.cuda, place.device) + ", where the plan runs",
-              "memory of " + place_text(a.cuda, a.device));
 }
 
 void check_type(const char* name, const Array& a, int type) {
@@ -324,17 +346,16 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
                        const Place& place) {
   Array a;
   if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
-    a = read_array(name, object);
+    a = read_array(name, object, place);
   } else {
     nb::object list = nb::module_::import_("numpy").attr("asarray")(object);
     if (nb::cast<int>(list.attr("ndim")) == ndim && nb::cast<int64_t>(list.attr("size")) == 0) {
       list = list.attr("astype")("int64");  // numpy makes floats of nothing
     }
-    a = read_array(name, list);
+    a = read_array(name, list, place);
   }
   check_shape(name, a, std::vector<int64_t>(static_cast<size_t>(ndim), -1));
   Integers out;
-  if (place.cuda || a.cuda) check_place(name, a, place);
   const bool in_place = a.type == type || (type == kUInt8 && a.type == kBool);
   const bool rows_packed =
       ndim == 2 ? (a.shape[1] <= 1 || a.strides[1] == 1) && (a.shape[0] <= 1 || a.strides[0] > 0)

@@ -27,10 +27,11 @@ constexpr int kMaxDims = 5;
 /** Element types: attnfold_dtype, and those of lengths. */
 enum ElementType : int { kInt32 = 16, kInt64 = 17, kUInt8 = 18, kBool = 19, kOther = -1 };
 
-/** Which memory a plan works on. */
+/** Which memory a call works on, and on CUDA in which stream. */
 struct Place {
   bool cuda = false;
   int32_t device = 0;
+  void* stream = nullptr;
 };
 
 struct Array {
@@ -49,12 +50,14 @@ struct Array {
 
 enum class Access { kRead, kWrite };
 
-/** The array behind `object`; raises ValueError (a device that is not served, a read-only array to
- * be written), TypeError. */
-Array read_array(const char* name, nb::handle object, Access access = Access::kRead);
+/** The array behind `object`, wherever it lies; raises ValueError (a device that is not served),
+ * TypeError. */
+Array read_anywhere(const char* name, nb::handle object);
 
-/** Raises unless the array lies where the plan works. */
-void check_place(const char* name, const Array& array, const Place& place);
+/** The array behind `object`, ready for work of the place's stream; raises ValueError too if it
+ * lies elsewhere, or is to be written and may not be. */
+Array read_array(const char* name, nb::handle object, const Place& place,
+                 Access access = Access::kRead);
 
 /** Raises unless the array has this element type. */
 void check_type(const char* name, const Array& array, int type);

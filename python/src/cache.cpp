@@ -10,15 +10,6 @@
 namespace attnfold::python {
 namespace {
 
-void check_host(const char* name, const Array& a) {
-  if (!a.cuda) return;
-  PyErr_SetString(PyExc_NotImplementedError,
-                  (std::string(name) +
-                   ": expected memory of the CPU, got memory of cuda:" + std::to_string(a.device))
-                      .c_str());
-  throw nb::python_error();
-}
-
 struct PoolSide {
   int64_t page = 0, token = 0, head = 0;
 };
@@ -47,19 +38,19 @@ PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, boo
 }
 
 PoolSide read_scale(const char* name, nb::handle object, attnfold_scale_kind kind,
-                    const attnfold_kv_pool& pool, Access access, float* number, float** data,
-                    std::vector<nb::object>* keep) {
+                    const Place& place, const attnfold_kv_pool& pool, Access access, float* number,
+                    float** data, std::vector<nb::object>* keep) {
   if (object.is_none()) return {};
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
-    if (kind != ATTNFOLD_SCALE_PER_TENSOR)
-      raise_value(name, "an array of this kind of scale", "a number");
+    if (kind != ATTNFOLD_SCALE_PER_TENSOR || place.cuda)
+      raise_value(name, place.cuda ? "an array of the device" : "an array of this kind of scale",
+                  "a number");
     *number = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(object))));
     *data = number;
     return {};
   }
   const bool per_token = kind == ATTNFOLD_SCALE_PER_TOKEN;
-  Array a = read_array(name, object, per_token ? access : Access::kRead);
-  check_host(name, a);
+  Array a = read_array(name, object, place, per_token ? access : Access::kRead);
   check_type(name, a, ATTNFOLD_F32);
   PoolSide s;
   if (per_token) {
@@ -83,14 +74,14 @@ struct Pool {
   std::vector<nb::object> keep;
 };
 
-void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool* pool) {
+void read_pool(const std::string& prefix, nb::tuple fields, const Place& place, Access access,
+               Pool* pool) {
   attnfold_kv_pool& c = pool->c;
   c.kv_layout = static_cast<attnfold_kv_layout>(nb::cast<int>(fields[2]));
   c.k_scale_kind = static_cast<attnfold_scale_kind>(nb::cast<int>(fields[3]));
   c.v_scale_kind = static_cast<attnfold_scale_kind>(nb::cast<int>(fields[4]));
   const std::string k_name = prefix + "k_cache", v_name = prefix + "v_cache";
-  Array a = read_array(k_name.c_str(), fields[0], access);
-  check_host(k_name.c_str(), a);
+  Array a = read_array(k_name.c_str(), fields[0], place, access);
   PoolSide s = read_side(k_name.c_str(), a, &c, true, &c.head_dim_qk);
   c.k = a.data;
   c.k_stride_page = s.page;
@@ -98,8 +89,7 @@ void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool*
   c.k_stride_head = s.head;
   pool->keep.push_back(std::move(a.holder));
   if (!fields[1].is_none()) {
-    a = read_array(v_name.c_str(), fields[1], access);
-    check_host(v_name.c_str(), a);
+    a = read_array(v_name.c_str(), fields[1], place, access);
     s = read_side(v_name.c_str(), a, &c, false, &c.head_dim_vo);
     c.v = a.data;
     c.v_stride_page = s.page;
@@ -107,13 +97,13 @@ void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool*
     c.v_stride_head = s.head;
     pool->keep.push_back(std::move(a.holder));
   }
-  s = read_scale("k_scale", fields[5], c.k_scale_kind, c, access, &pool->numbers[0], &c.k_scale,
-                 &pool->keep);
+  s = read_scale("k_scale", fields[5], c.k_scale_kind, place, c, access, &pool->numbers[0],
+                 &c.k_scale, &pool->keep);
   c.k_scale_stride_page = s.page;
   c.k_scale_stride_token = s.token;
   c.k_scale_stride_head = s.head;
-  s = read_scale("v_scale", fields[6], c.v_scale_kind, c, access, &pool->numbers[1], &c.v_scale,
-                 &pool->keep);
+  s = read_scale("v_scale", fields[6], c.v_scale_kind, place, c, access, &pool->numbers[1],
+                 &c.v_scale, &pool->keep);
   c.v_scale_stride_page = s.page;
   c.v_scale_stride_token = s.token;
   c.v_scale_stride_head = s.head;
@@ -123,14 +113,17 @@ void read_pool(const std::string& prefix, nb::tuple fields, Access access, Pool*
 
 void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
             nb::dict execution) {
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  std::string isa;
+  fill_execution(execution, &e, &isa);
+  const Place place = place_of(e);
   Pool pool;
-  read_pool("", pool_fields, Access::kWrite, &pool);
+  read_pool("", pool_fields, place, Access::kWrite, &pool);
   attnfold_kv_rows rows = ATTNFOLD_KV_ROWS_INIT;
-  const Integers s = read_integers("slots", slots, 1, kInt64, {});
+  const Integers s = read_integers("slots", slots, 1, kInt64, place);
   rows.num_tokens = s.shape[0];
   rows.slots = s.i64();
-  Array a = read_array("k", k);
-  check_host("k", a);
+  Array a = read_array("k", k, place);
   check_shape("k", a, {rows.num_tokens, pool.c.kv_heads, pool.c.head_dim_qk});
   check_rows_contiguous("k", a);
   if (a.type < 0 || a.type > ATTNFOLD_BF16)
@@ -141,8 +134,7 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
   rows.k_stride_head = stride_of("k", a, 1);
   pool.keep.push_back(std::move(a.holder));
   if (pool.c.v) {
-    a = read_array("v", v);
-    check_host("v", a);
+    a = read_array("v", v, place);
     check_type("v", a, rows.dtype);
     check_shape("v", a, {rows.num_tokens, pool.c.kv_heads, pool.c.head_dim_vo});
     check_rows_contiguous("v", a);
@@ -151,9 +143,6 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
     rows.v_stride_head = stride_of("v", a, 1);
     pool.keep.push_back(std::move(a.holder));
   }
-  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
-  std::string isa;
-  fill_execution(execution, &e, &isa);
   attnfold_status status;
   {
     nb::gil_scoped_release release;
@@ -163,17 +152,18 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
 }
 
 void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb::dict execution) {
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  std::string isa;
+  fill_execution(execution, &e, &isa);
+  const Place place = place_of(e);
   Pool from, to;
-  read_pool("from_pool.", from_fields, Access::kRead, &from);
-  read_pool("to_pool.", to_fields, Access::kWrite, &to);
-  const Integers p = read_integers("pairs", pairs, 2, kInt32, {});
+  read_pool("from_pool.", from_fields, place, Access::kRead, &from);
+  read_pool("to_pool.", to_fields, place, Access::kWrite, &to);
+  const Integers p = read_integers("pairs", pairs, 2, kInt32, place);
   if (p.shape[1] != 2)
     raise_value("pairs", "shape [any, 2]",
                 "[" + std::to_string(p.shape[0]) + ", " + std::to_string(p.shape[1]) + "]");
   if (p.stride != 2) raise_value("pairs", "a packed array", "one with strides");
-  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
-  std::string isa;
-  fill_execution(execution, &e, &isa);
   attnfold_status status;
   {
     nb::gil_scoped_release release;
@@ -184,31 +174,41 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
 
 void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table,
                   nb::handle kv_indptr, nb::handle kv_indices, int page_size, int64_t num_pages,
-                  nb::handle positions, nb::handle slots) {
+                  nb::handle positions, nb::handle slots, nb::dict execution) {
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  std::string isa;
+  fill_execution(execution, &e, &isa);
+  const Place place = place_of(e);
   std::vector<Integers> arrays;
   arrays.reserve(6);
   const auto array = [&](const char* name, nb::handle object, int ndim, int type,
                          int64_t count) -> const Integers& {
-    arrays.push_back(read_integers(name, object, ndim, type, {}));
+    arrays.push_back(read_integers(name, object, ndim, type, place));
     if (count >= 0 && arrays.back().shape[0] < count) {
       raise_value(name, "at least " + std::to_string(count) + " entries",
                   std::to_string(arrays.back().shape[0]));
     }
     return arrays.back();
   };
+  Array out = read_array("slots", slots, place, Access::kWrite);
+  check_type("slots", out, kInt64);
+  check_shape("slots", out, {-1});
+  if (!out.packed()) raise_value("slots", "a packed array", "one with strides");
   attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
   const Integers& indptr = array("qo_indptr", qo_indptr, 1, kInt32, 1);
-  const int64_t batch = indptr.shape[0] - 1, tokens = indptr.i32()[batch];
+  // What a device holds is not looked at: no token beyond the slots is mapped there.
+  const bool seen = !place.cuda;
+  const int64_t batch = indptr.shape[0] - 1, tokens = seen ? indptr.i32()[batch] : out.shape[0];
   lengths.batch = static_cast<int32_t>(batch);
   lengths.qo_indptr = indptr.i32();
   if (!kv_len.is_none()) lengths.kv_len = array("kv_len", kv_len, 1, kInt32, batch).i32();
   int64_t longest = 0;
-  for (int64_t r = 0; lengths.kv_len && r < batch; ++r)
+  for (int64_t r = 0; seen && lengths.kv_len && r < batch; ++r)
     longest = std::max<int64_t>(longest, lengths.kv_len[r]);
   const int64_t* at = nullptr;
   if (!positions.is_none()) {
     at = array("positions", positions, 1, kInt64, tokens).i64();
-    for (int64_t i = 0; i < tokens; ++i) longest = std::max(longest, at[i] + 1);
+    for (int64_t i = 0; seen && i < tokens; ++i) longest = std::max(longest, at[i] + 1);
   }
   if (!block_table.is_none()) {
     const Integers& table = array("block_table", block_table, 2, kInt32, batch);
@@ -223,15 +223,11 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
   }
   if (!kv_indptr.is_none()) {
     lengths.kv_indptr = array("kv_indptr", kv_indptr, 1, kInt32, batch + 1).i32();
-    lengths.kv_indices = array("kv_indices", kv_indices, 1, kInt32, lengths.kv_indptr[batch]).i32();
+    const int64_t pages = seen ? lengths.kv_indptr[batch] : -1;
+    lengths.kv_indices = array("kv_indices", kv_indices, 1, kInt32, pages).i32();
   }
-  Array out = read_array("slots", slots, Access::kWrite);
-  check_host("slots", out);
-  check_type("slots", out, kInt64);
-  check_shape("slots", out, {-1});
-  if (!out.packed()) raise_value("slots", "a packed array", "one with strides");
-  raise_if_error(attnfold_slot_mapping(&lengths, page_size, num_pages, at, out.shape[0],
-                                       static_cast<int64_t*>(out.data)));
+  raise_if_error(attnfold_slot_mapping_on(&lengths, page_size, num_pages, at, out.shape[0],
+                                          static_cast<int64_t*>(out.data), &e));
 }
 
 void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, int64_t num_blocks,
@@ -245,8 +241,7 @@ void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, 
                   "[" + std::to_string(counts.shape[0]) + "]");
     }
   }
-  Array to = read_array("page_table", page_table, Access::kWrite);
-  check_host("page_table", to);
+  Array to = read_array("page_table", page_table, {}, Access::kWrite);
   check_type("page_table", to, kInt32);
   const int64_t width = page_size > 0 ? from.shape[1] * (block_size / page_size) : 0;
   check_shape("page_table", to, {from.shape[0], -1});

@@ -11,7 +11,7 @@ void append(nb::tuple pool, nb::handle k, nb::handle v, nb::handle slots, nb::di
 void copy_pages(nb::tuple from, nb::tuple to, nb::handle pairs, nb::dict execution);
 void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table,
                   nb::handle kv_indptr, nb::handle kv_indices, int page_size, int64_t num_pages,
-                  nb::handle positions, nb::handle slots);
+                  nb::handle positions, nb::handle slots, nb::dict execution);
 void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, int64_t num_blocks,
                          nb::handle used, nb::handle page_table);
 

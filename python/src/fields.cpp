@@ -63,6 +63,16 @@ int32_t int32_of(const std::string& name, nb::handle value) {
                                      std::numeric_limits<int32_t>::max()));
 }
 
+void* stream_of(nb::handle stream) {
+  if (stream.is_none()) return nullptr;
+  return reinterpret_cast<void*>(int_of("stream", stream, 0, std::numeric_limits<int64_t>::max()));
+}
+
+Place place_of(const attnfold_execution& execution) {
+  if (execution.backend != ATTNFOLD_CUDA) return {};
+  return {true, execution.device < 0 ? 0 : execution.device, execution.stream};
+}
+
 void raise_unknown(const std::string& name) {
   throw nb::type_error(("unexpected argument " + name).c_str());
 }
@@ -109,6 +119,8 @@ void fill_execution(nb::dict fields, attnfold_execution* execution, std::string*
       execution->backend = static_cast<attnfold_backend>(int32_of(name, value));
     } else if (name == "device") {
       execution->device = int32_of(name, value);
+    } else if (name == "stream") {
+      execution->stream = stream_of(value);
     } else {
       raise_unknown(name);
     }

@@ -13,6 +13,12 @@ namespace attnfold::python {
 int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t high);
 int32_t int32_of(const std::string& name, nb::handle value);
 
+/** A cudaStream_t given as an int; None is the default stream. */
+void* stream_of(nb::handle stream);
+
+/** Where a call with this execution works. */
+Place place_of(const attnfold_execution& execution);
+
 /** Raises a TypeError. */
 [[noreturn]] void raise_unknown(const std::string& name);
 

@@ -75,7 +75,7 @@ std::string version() {
 }
 
 size_t data_pointer(nb::handle array) {
-  return reinterpret_cast<size_t>(read_array("array", array).data);
+  return reinterpret_cast<size_t>(read_anywhere("array", array).data);
 }
 
 }  // namespace
@@ -90,6 +90,7 @@ NB_MODULE(_core, m) {
            nb::arg("o").none(), nb::arg("lse").none(), nb::arg("alibi_slopes").none(),
            nb::arg("sink_logits").none(), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
            nb::arg("o_scale").none(), nb::arg("workspace").none(), nb::arg("stream").none())
+      .def("forget", &Plan::forget)
       .def("report", &Plan::report)
       .def("problem", &Plan::problem)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
@@ -107,7 +108,8 @@ NB_MODULE(_core, m) {
         nb::arg("pairs").none(), nb::arg("execution"));
   m.def("slot_mapping", &slot_mapping, nb::arg("qo_indptr").none(), nb::arg("kv_len").none(),
         nb::arg("block_table").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(),
-        nb::arg("page_size"), nb::arg("num_pages"), nb::arg("positions").none(), nb::arg("slots"));
+        nb::arg("page_size"), nb::arg("num_pages"), nb::arg("positions").none(), nb::arg("slots"),
+        nb::arg("execution"));
   m.def("map_to_kernel_pages", &map_to_kernel_pages, nb::arg("block_table"), nb::arg("block_size"),
         nb::arg("page_size"), nb::arg("num_blocks"), nb::arg("used").none(), nb::arg("page_table"));
   m.def("new_dlpack", &new_dlpack, nb::arg("shape"), nb::arg("dtype"));

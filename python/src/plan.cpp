@@ -12,17 +12,11 @@
 namespace attnfold::python {
 namespace {
 
-void* stream_of(nb::handle stream) {
-  if (stream.is_none()) return nullptr;
-  return reinterpret_cast<void*>(int_of("stream", stream, 0, std::numeric_limits<int64_t>::max()));
-}
-
 /** A float32 of one number, or what an array holds; kept alive by `keep`. */
 const float* floats_of(const char* name, nb::handle object, int64_t count, const Place& place,
                        std::vector<nb::object>* keep) {
   if (object.is_none()) return nullptr;
-  Array a = read_array(name, object);
-  check_place(name, a, place);
+  Array a = read_array(name, object, place);
   check_type(name, a, ATTNFOLD_F32);
   check_shape(name, a, {count});
   if (!a.packed()) raise_value(name, "a packed array", "one with strides");
@@ -47,18 +41,19 @@ Plan::Plan(nb::dict problem, nb::dict execution) {
     status = attnfold_plan_create(&problem_, &e, &plan_);
   }
   raise_if_error(status);
-  place_ = {e.backend == ATTNFOLD_CUDA, e.device < 0 ? 0 : e.device};
+  place_ = place_of(e);
 }
 
 Plan::~Plan() { attnfold_plan_destroy(plan_); }
 
-void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) const {
+void Plan::read_lengths(nb::dict given, const Place& place, attnfold_lengths* lengths,
+                        Step* step) const {
   Sizes sizes;
   int64_t batch = -1;
   step->arrays.reserve(16);  // pointers into converted arrays must stay
   const auto array = [&](const char* name, nb::handle object, int ndim,
                          int type) -> const Integers& {
-    step->arrays.push_back(read_integers(name, object, ndim, type, place_));
+    step->arrays.push_back(read_integers(name, object, ndim, type, place));
     return step->arrays.back();
   };
   // An array of `count` entries; -1: of any number.
@@ -78,7 +73,7 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
     if (size == 0) raise_value("qo_indptr", "an array of batch + 1 offsets", "shape [0]");
     batch = size - 1;
     lengths->batch = static_cast<int32_t>(batch);
-    step->qo_rows = place_.cuda ? -1 : lengths->qo_indptr[batch];
+    step->qo_rows = place.cuda ? -1 : lengths->qo_indptr[batch];
   }
   if (batch < 0) raise_value("qo_indptr", "an array of batch + 1 offsets", "None");
   for (const auto& [key, value] : given) {
@@ -129,8 +124,8 @@ void Plan::read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) c
       raise_unknown(name);
     }
   }
-  if (!place_.cuda) check_sizes(*lengths, sizes);
-  if (problem_.kv_storage == ATTNFOLD_KV_RAGGED && !place_.cuda && lengths->kv_indptr) {
+  if (!place.cuda) check_sizes(*lengths, sizes);
+  if (problem_.kv_storage == ATTNFOLD_KV_RAGGED && !place.cuda && lengths->kv_indptr) {
     step->kv_rows = lengths->num_kv_rows ? lengths->num_kv_rows : lengths->kv_indptr[batch];
   }
 }
@@ -167,13 +162,13 @@ void Plan::check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) cons
 void Plan::update(nb::dict given, nb::handle stream) {
   attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
   Step step;
-  read_lengths(given, &lengths, &step);
-  void* const cuda_stream = stream_of(stream);
+  const Place place = place_in(stream);
+  read_lengths(given, place, &lengths, &step);
   attnfold_status status;
   {
     nb::gil_scoped_release release;
     const std::unique_lock lock(schedule_);
-    status = attnfold_plan_update(plan_, &lengths, cuda_stream);
+    status = attnfold_plan_update(plan_, &lengths, place.stream);
     if (status == ATTNFOLD_OK) {
       std::swap(arrays_, step.arrays);
       qo_rows_ = step.qo_rows;
@@ -184,11 +179,19 @@ void Plan::update(nb::dict given, nb::handle stream) {
   raise_if_error(status);
 }
 
-void Plan::set_kv(const char* name, nb::handle object, int64_t width, const void** data,
-                  int64_t* page, int64_t* token, int64_t* head,
+void Plan::forget() {
+  std::vector<Integers> arrays;
+  {
+    nb::gil_scoped_release release;
+    const std::unique_lock lock(schedule_);
+    std::swap(arrays_, arrays);
+  }
+}
+
+void Plan::set_kv(const char* name, nb::handle object, const Place& place, int64_t width,
+                  const void** data, int64_t* page, int64_t* token, int64_t* head,
                   std::vector<nb::object>* keep) const {
-  Array a = read_array(name, object);
-  check_place(name, a, place_);
+  Array a = read_array(name, object, place);
   check_type(name, a, problem_.kv_dtype);
   const bool head_major = problem_.kv_layout == ATTNFOLD_HND;
   const bool paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
@@ -211,22 +214,21 @@ void Plan::set_kv(const char* name, nb::handle object, int64_t width, const void
   keep->push_back(std::move(a.holder));
 }
 
-void Plan::set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number,
-                     const float** data, int64_t* page, int64_t* token, int64_t* head,
-                     std::vector<nb::object>* keep) const {
+void Plan::set_scale(const char* name, nb::handle object, const Place& place,
+                     attnfold_scale_kind kind, float* number, const float** data, int64_t* page,
+                     int64_t* token, int64_t* head, std::vector<nb::object>* keep) const {
   if (object.is_none()) return;
   if (kind != ATTNFOLD_SCALE_PER_TOKEN) {
-    if (is_number(object) && !place_.cuda && kind == ATTNFOLD_SCALE_PER_TENSOR) {
+    if (is_number(object) && !place.cuda && kind == ATTNFOLD_SCALE_PER_TENSOR) {
       *number = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(object))));
       *data = number;
       return;
     }
-    *data = floats_of(name, object, kind == ATTNFOLD_SCALE_PER_HEAD ? problem_.kv_heads : 1, place_,
+    *data = floats_of(name, object, kind == ATTNFOLD_SCALE_PER_HEAD ? problem_.kv_heads : 1, place,
                       keep);
     return;
   }
-  Array a = read_array(name, object);
-  check_place(name, a, place_);
+  Array a = read_array(name, object, place);
   check_type(name, a, ATTNFOLD_F32);
   const bool head_major = problem_.kv_layout == ATTNFOLD_HND,
              paged = problem_.kv_storage == ATTNFOLD_KV_PAGED;
@@ -247,12 +249,11 @@ void Plan::set_scale(const char* name, nb::handle object, attnfold_scale_kind ki
   keep->push_back(std::move(a.holder));
 }
 
-void Plan::set_outputs(nb::handle o, nb::handle lse, int64_t rows, attnfold_tensors* tensors,
-                       std::vector<nb::object>* keep) const {
+void Plan::set_outputs(nb::handle o, nb::handle lse, const Place& place, int64_t rows,
+                       attnfold_tensors* tensors, std::vector<nb::object>* keep) const {
   const attnfold_problem& p = problem_;
   attnfold_tensors& t = *tensors;
-  Array a = read_array("o", o, Access::kWrite);
-  check_place("o", a, place_);
+  Array a = read_array("o", o, place, Access::kWrite);
   check_type("o", a, p.o_dtype);
   check_shape("o", a, {rows, p.qo_heads, p.head_dim_vo});
   check_rows_contiguous("o", a);
@@ -262,8 +263,7 @@ void Plan::set_outputs(nb::handle o, nb::handle lse, int64_t rows, attnfold_tens
   keep->push_back(std::move(a.holder));
 
   if (!lse.is_none()) {
-    a = read_array("lse", lse, Access::kWrite);
-    check_place("lse", a, place_);
+    a = read_array("lse", lse, place, Access::kWrite);
     check_type("lse", a, ATTNFOLD_F32);
     check_shape("lse", a, {rows, p.qo_heads});
     t.lse = static_cast<float*>(a.data);
@@ -297,9 +297,9 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
   keep.reserve(10);
   float numbers[3];
   const uint64_t version = version_;
+  const Place place = place_in(stream);
 
-  Array a = read_array("q", q);
-  check_place("q", a, place_);
+  Array a = read_array("q", q, place);
   check_type("q", a, p.q_dtype);
   check_shape("q", a, {qo_rows_, p.qo_heads, p.head_dim_qk});
   check_rows_contiguous("q", a);
@@ -309,41 +309,42 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
   t.q_stride_head = stride_of("q", a, 1);
   keep.push_back(std::move(a.holder));
 
-  set_kv("k", k, p.head_dim_qk, &t.k, &t.k_stride_page, &t.k_stride_token, &t.k_stride_head, &keep);
+  set_kv("k", k, place, p.head_dim_qk, &t.k, &t.k_stride_page, &t.k_stride_token, &t.k_stride_head,
+         &keep);
   if (!v.is_none()) {
     if (p.v_in_k) raise_value("v", "None (v_in_k)", "an array");
-    set_kv("v", v, p.head_dim_vo, &t.v, &t.v_stride_page, &t.v_stride_token, &t.v_stride_head,
-           &keep);
+    set_kv("v", v, place, p.head_dim_vo, &t.v, &t.v_stride_page, &t.v_stride_token,
+           &t.v_stride_head, &keep);
   } else if (!p.v_in_k) {
     raise_value("v", "an array", "None");
   }
 
-  set_outputs(o, lse, rows, &t, &keep);
-  t.alibi_slopes = floats_of("alibi_slopes", alibi_slopes, p.qo_heads, place_, &keep);
-  t.sink_logits = floats_of("sink_logits", sink_logits, p.qo_heads, place_, &keep);
-  set_scale("k_scale", k_scale, p.k_scale_kind, &numbers[0], &t.k_scale, &t.k_scale_stride_page,
-            &t.k_scale_stride_token, &t.k_scale_stride_head, &keep);
-  set_scale("v_scale", v_scale, p.v_scale_kind, &numbers[1], &t.v_scale, &t.v_scale_stride_page,
-            &t.v_scale_stride_token, &t.v_scale_stride_head, &keep);
-  if (is_number(o_scale) && !place_.cuda) {
+  set_outputs(o, lse, place, rows, &t, &keep);
+  t.alibi_slopes = floats_of("alibi_slopes", alibi_slopes, p.qo_heads, place, &keep);
+  t.sink_logits = floats_of("sink_logits", sink_logits, p.qo_heads, place, &keep);
+  set_scale("k_scale", k_scale, place, p.k_scale_kind, &numbers[0], &t.k_scale,
+            &t.k_scale_stride_page, &t.k_scale_stride_token, &t.k_scale_stride_head, &keep);
+  set_scale("v_scale", v_scale, place, p.v_scale_kind, &numbers[1], &t.v_scale,
+            &t.v_scale_stride_page, &t.v_scale_stride_token, &t.v_scale_stride_head, &keep);
+  if (is_number(o_scale) && !place.cuda) {
     numbers[2] = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(o_scale))));
     t.o_scale = &numbers[2];
   } else {
-    t.o_scale = floats_of("o_scale", o_scale, 1, place_, &keep);
+    t.o_scale = floats_of("o_scale", o_scale, 1, place, &keep);
   }
 
-  void* const cuda_stream = stream_of(stream);
   void* given = nullptr;
   size_t given_bytes = 0;
   if (!workspace.is_none()) {
-    a = read_array("workspace", workspace, Access::kWrite);
-    check_place("workspace", a, place_);
+    a = read_array("workspace", workspace, place, Access::kWrite);
     check_type("workspace", a, kUInt8);
     if (!a.packed()) raise_value("workspace", "a packed array", "one with strides");
     given = a.data;
     given_bytes = static_cast<size_t>(a.size());
     keep.push_back(std::move(a.holder));
   }
+
+  if (!given && place.cuda) raise_value("workspace", "memory of the device", "None");
 
   attnfold_status status = ATTNFOLD_OK;
   bool updated = false;
@@ -356,7 +357,7 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
       updated = version != version_;  // by another thread, since the shapes were checked
       if (!updated) {
         status = attnfold_plan_run(plan_, &t, given ? given : own.get(),
-                                   given ? given_bytes : workspace_bytes(), cuda_stream);
+                                   given ? given_bytes : workspace_bytes(), place.stream);
       }
     }
     if (own) {

@@ -27,6 +27,9 @@ class Plan {
            nb::handle alibi_slopes, nb::handle sink_logits, nb::handle k_scale, nb::handle v_scale,
            nb::handle o_scale, nb::handle workspace, nb::handle stream);
 
+  /** Lets go of the arrays of the last update, which no run follows. */
+  void forget();
+
   size_t workspace_bytes() const { return attnfold_plan_workspace_bytes(plan_); }
   const char* kernel() const { return attnfold_plan_kernel(plan_); }
   const char* numerics_id() const { return attnfold_plan_numerics_id(plan_); }
@@ -46,15 +49,20 @@ class Plan {
   };
   using Workspace = std::unique_ptr<std::byte, void (*)(void*)>;
 
-  void read_lengths(nb::dict given, attnfold_lengths* lengths, Step* step) const;
+  Place place_in(nb::handle stream) const {
+    return {place_.cuda, place_.device, stream_of(stream)};
+  }
+  void read_lengths(nb::dict given, const Place& place, attnfold_lengths* lengths,
+                    Step* step) const;
   void check_sizes(const attnfold_lengths& lengths, const Sizes& sizes) const;
-  void set_kv(const char* name, nb::handle object, int64_t width, const void** data, int64_t* page,
-              int64_t* token, int64_t* head, std::vector<nb::object>* keep) const;
-  void set_scale(const char* name, nb::handle object, attnfold_scale_kind kind, float* number,
-                 const float** data, int64_t* page, int64_t* token, int64_t* head,
+  void set_kv(const char* name, nb::handle object, const Place& place, int64_t width,
+              const void** data, int64_t* page, int64_t* token, int64_t* head,
+              std::vector<nb::object>* keep) const;
+  void set_scale(const char* name, nb::handle object, const Place& place, attnfold_scale_kind kind,
+                 float* number, const float** data, int64_t* page, int64_t* token, int64_t* head,
                  std::vector<nb::object>* keep) const;
-  void set_outputs(nb::handle o, nb::handle lse, int64_t rows, attnfold_tensors* tensors,
-                   std::vector<nb::object>* keep) const;
+  void set_outputs(nb::handle o, nb::handle lse, const Place& place, int64_t rows,
+                   attnfold_tensors* tensors, std::vector<nb::object>* keep) const;
   Workspace take_workspace();
 
   attnfold_problem problem_ = ATTNFOLD_PROBLEM_INIT;

@@ -14,11 +14,10 @@ struct Shape {
 };
 
 /** The lse, or l, of a state: [rows, heads] or [heads, rows]. */
-float* read_lse(const std::string& name, nb::handle object, attnfold_lse_layout layout,
-                Access access, int64_t rows, int64_t heads, int64_t* row, int64_t* head,
-                std::vector<nb::object>* keep) {
-  Array a = read_array(name.c_str(), object, access);
-  check_place(name.c_str(), a, {});
+float* read_lse(const std::string& name, nb::handle object, const Place& place,
+                attnfold_lse_layout layout, Access access, int64_t rows, int64_t heads,
+                int64_t* row, int64_t* head, std::vector<nb::object>* keep) {
+  Array a = read_array(name.c_str(), object, place, access);
   check_type(name.c_str(), a, ATTNFOLD_F32);
   const bool rows_first = layout == ATTNFOLD_ROWS_HEADS;
   check_shape(name.c_str(), a,
@@ -30,11 +29,10 @@ float* read_lse(const std::string& name, nb::handle object, attnfold_lse_layout 
 }
 
 /** Reads a state named `name`; its rows are those of `shape`, which the first state sets. */
-attnfold_state read_state(const std::string& name, nb::tuple fields, Access access, Shape* shape,
-                          std::vector<nb::object>* keep) {
+attnfold_state read_state(const std::string& name, nb::tuple fields, const Place& place,
+                          Access access, Shape* shape, std::vector<nb::object>* keep) {
   attnfold_state s = ATTNFOLD_STATE_INIT;
-  Array o = read_array((name + ".o").c_str(), fields[0], access);
-  check_place((name + ".o").c_str(), o, {});
+  Array o = read_array((name + ".o").c_str(), fields[0], place, access);
   if (o.type < 0 || o.type >= kInt32)
     raise_value(name + ".o", "elements of a floating-point type", type_name(o.type));
   s.lse_layout = static_cast<attnfold_lse_layout>(nb::cast<int>(fields[2]));
@@ -59,13 +57,13 @@ attnfold_state read_state(const std::string& name, nb::tuple fields, Access acce
   s.o_dtype = static_cast<attnfold_dtype>(o.type);
   s.o_stride_row = stride_of((name + ".o").c_str(), o, 0);
   s.o_stride_head = stride_of((name + ".o").c_str(), o, 1);
-  s.lse = read_lse(name + ".lse", fields[1], s.lse_layout, access, o.shape[0], shape->heads,
+  s.lse = read_lse(name + ".lse", fields[1], place, s.lse_layout, access, o.shape[0], shape->heads,
                    &s.lse_stride_row, &s.lse_stride_head, keep);
   if (!fields[7].is_none()) {
     s.normalised = 0;
     int64_t row = 0, head = 0;
-    s.l = read_lse(name + ".l", fields[7], s.lse_layout, access, o.shape[0], shape->heads, &row,
-                   &head, keep);
+    s.l = read_lse(name + ".l", fields[7], place, s.lse_layout, access, o.shape[0], shape->heads,
+                   &row, &head, keep);
     if (row != s.lse_stride_row || head != s.lse_stride_head)
       raise_value(name + ".l", "the strides of lse", "others");
   }
@@ -76,28 +74,28 @@ attnfold_state read_state(const std::string& name, nb::tuple fields, Access acce
 }  // namespace
 
 void merge(nb::list states, nb::tuple out, nb::handle row_mask, nb::dict execution) {
+  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
+  std::string isa;
+  fill_execution(execution, &e, &isa);
+  const Place place = place_of(e);
   std::vector<nb::object> keep;
   Shape shape;
-  const attnfold_state to = read_state("out", out, Access::kWrite, &shape, &keep);
+  const attnfold_state to = read_state("out", out, place, Access::kWrite, &shape, &keep);
   std::vector<attnfold_state> from;
   for (size_t i = 0; i < nb::len(states); ++i) {
     from.push_back(read_state("states[" + std::to_string(i) + "]", nb::cast<nb::tuple>(states[i]),
-                              Access::kRead, &shape, &keep));
+                              place, Access::kRead, &shape, &keep));
   }
   const uint8_t* mask = nullptr;
   int64_t mask_stride = 1;
   if (!row_mask.is_none()) {
-    Array a = read_array("row_mask", row_mask);
-    check_place("row_mask", a, {});
+    Array a = read_array("row_mask", row_mask, place);
     if (a.type != kBool) check_type("row_mask", a, kUInt8);
     check_shape("row_mask", a, {shape.rows});
     mask = static_cast<const uint8_t*>(a.data);
     mask_stride = a.strides[0];
     keep.push_back(std::move(a.holder));
   }
-  attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
-  std::string isa;
-  fill_execution(execution, &e, &isa);
   attnfold_status status;
   {
     nb::gil_scoped_release release;
@@ -109,13 +107,14 @@ void merge(nb::list states, nb::tuple out, nb::handle row_mask, nb::dict executi
 }
 
 void convert_state(nb::tuple from, nb::tuple to, nb::dict execution) {
-  std::vector<nb::object> keep;
-  Shape shape;
-  const attnfold_state t = read_state("to", to, Access::kWrite, &shape, &keep);
-  const attnfold_state f = read_state("from", from, Access::kRead, &shape, &keep);
   attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
   std::string isa;
   fill_execution(execution, &e, &isa);
+  const Place place = place_of(e);
+  std::vector<nb::object> keep;
+  Shape shape;
+  const attnfold_state t = read_state("to", to, place, Access::kWrite, &shape, &keep);
+  const attnfold_state f = read_state("from", from, place, Access::kRead, &shape, &keep);
   attnfold_status status;
   {
     nb::gil_scoped_release release;

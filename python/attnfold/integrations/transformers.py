@@ -7,7 +7,8 @@
 Keys and values are read where transformers' cache classes keep them, [batch, kv_heads, capacity, head_dim] with any
 strides: a request is a range of rows, from its first visible key to its last one, so that neither padding nor the free end
 of a static cache is read.  The masks that transformers makes are looked at once per step; causal ones and sliding windows
-are told to the engine as such, all others as bits.  Works without gradients, on CPUs.
+are told to the engine as such, all others as bits.  Works without gradients, on CPUs and on GPUs (float16 and bfloat16,
+masks that need no bits); there a step waits once, for its mask.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Lengths:
         if mask.dtype != torch.bool or mask.shape[1] != 1:
             got = f"{mask.dtype} {list(mask.shape)}"
             raise NotImplementedError(f"attention_mask: expected bools [batch, 1, q_len, kv_len], got {got}")
-        seen = mask[:, 0, :, :kv_len].expand(batch, -1, -1).numpy()
+        seen = mask[:, 0, :, :kv_len].expand(batch, -1, -1).cpu().numpy()
         any_row = seen.any(1)
         self.begin = np.where(any_row.any(1), any_row.argmax(1), 0)
         self.count = np.where(any_row.any(1), kv_len - any_row[:, ::-1].argmax(1) - self.begin, 0).astype(np.int32)
@@ -157,7 +158,8 @@ def attention(
         k, k_step = rows_of(key.contiguous())
     capacity = _capacity(batch * q_len), _capacity(kv_len)
     sizes = heads, key.shape[1], width, value.shape[3], batch, *capacity
-    name = (*sizes, query.dtype, key.dtype, scaling, softcap, lengths.window)
+    device = query.device.index
+    name = (*sizes, query.dtype, key.dtype, scaling, softcap, lengths.window, device)
     plan, updated = _step.plans.get(name, (None, []))
     if plan is None:
         if len(_step.plans) >= 64:
@@ -166,12 +168,18 @@ def attention(
             qo_heads=heads, kv_heads=key.shape[1], head_dim_qk=width, head_dim_vo=value.shape[3], q_dtype=query.dtype,
             kv_dtype=key.dtype, kv_storage="ragged", sm_scale=scaling, logits_softcap=softcap or 0.0,
             window_left=lengths.window, max_batch=batch, max_qo_rows=capacity[0], max_kv_len=capacity[1],
+            backend="cpu" if device is None else "cuda", device=device or 0,
         )  # fmt: skip
         _step.plans[name] = plan, updated
     if updated != [lengths, k_step, len(k)]:
         begin = lengths.begin + np.arange(batch) * k_step
         kv_indptr = np.concatenate([begin, begin[-1:] + lengths.count[-1:]])
-        plan.update(np.arange(batch + 1) * q_len, lengths.count, kv_indptr=kv_indptr, **lengths.bits)
+        arrays: list[Any] = [np.arange(batch + 1) * q_len, lengths.count, kv_indptr]
+        if device is not None:
+            if lengths.bits:
+                raise NotImplementedError("attention_mask: expected a causal mask or a window on a GPU, got another one")
+            arrays = [torch.from_numpy(x.astype(np.int32)).to(query.device) for x in arrays]
+        plan.update(arrays[0], arrays[1], kv_indptr=arrays[2], **lengths.bits)
         updated[:] = lengths, k_step, len(k)
     q = query.transpose(1, 2).reshape(batch * q_len, heads, width)
     o = plan.run(q, k, v, sink_logits=None if s_aux is None else s_aux.float().contiguous())
