@@ -345,6 +345,7 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
   }
 
   if (!given && place.cuda) raise_value("workspace", "memory of the device", "None");
+  if (place.cuda && rows == 0) return;  // the C interface does not see that nothing is asked
 
   attnfold_status status = ATTNFOLD_OK;
   bool updated = false;

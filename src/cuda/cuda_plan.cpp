@@ -176,7 +176,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
                                               : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
   shape_.kv_heads = problem_.kv_heads;
-  if (large_.dim > 0) {
+  if (large_.dim > 0 && (problem_.ragged || given_.num_pages > 0)) {
     shape_.tile_blocks =
         execution.num_workers ? std::min(execution.num_workers, num_sms_) : num_sms_;
     side_ = std::make_unique<SideStream>();
