@@ -83,10 +83,8 @@ def visible_of(mask, r, q_len, kv_len):
     return mask[r, 0, :, :kv_len].numpy()
 
 
-@torch.no_grad()
-def test_every_layer_is_within_the_bound(rng, monkeypatch):
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="attnfold").eval()
+def check_every_layer(model, ids, mask):
+    """Generates three tokens and compares the answer of every call with its bound."""
     calls = []
 
     def record(module, query, key, value, attention_mask, **named):
@@ -96,15 +94,21 @@ def test_every_layer_is_within_the_bound(rng, monkeypatch):
 
     transformers.AttentionInterface.register("attnfold", record)
     try:
-        ids, mask = batch_of(rng, [50, 21])
-        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
     finally:
         integration.register()
-    assert len(calls) == 9
+    assert len(calls) == 3 * model.config.num_hidden_layers
     for query, key, value, mask, scaling, o in calls:
-        for r in range(2):
+        for r in range(len(ids)):
             q, k, v = (x[r].transpose(0, 1).numpy() for x in (query, key, value))
             reference.check(o[r].numpy(), None, q, k, v, visible_of(mask, r, len(q), len(k)), scaling)
+
+
+@torch.no_grad()
+def test_every_layer_is_within_the_bound(rng):
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="attnfold").eval()
+    check_every_layer(model, *batch_of(rng, [50, 21]))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -170,3 +174,4 @@ def test_the_real_model(rng):
     a, b = (m(step, attention_mask=mask, past_key_values=x.past_key_values) for m, x in ((ours, a), (eager, b)))
     assert close(a.logits, b.logits)
     assert np.isfinite(a.logits).all()
+    check_every_layer(ours, *batch_of(rng, [90, 45], 40000))
