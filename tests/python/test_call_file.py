@@ -9,14 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from reference import Batch, causal, check
+from reference import Batch, causal, check, weight_bits
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 COMMAND = os.environ.get("ATTNFOLD_COMMAND")
 
 
-def metadata(b):
-    return dict(mask="causal", sm_scale=b.head_dim**-0.5, page_size=b.page_size, kv_layout=b.layout, origin="a test")
+def metadata(b, plan):
+    return dict(mask="causal", sm_scale=b.head_dim**-0.5, page_size=b.page_size, kv_layout=b.layout, origin="a test",
+                recorded_by=f"attnfold, {plan.kernel}, numerics {plan.numerics_id}")  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -27,8 +28,7 @@ def test_the_command_verifies_what_was_saved(rng, tmp_path, dtype):
     o, lse = plan.run(b.q, b.k_cache, b.v_cache, return_lse=True)
     tensors = dict(q=b.q, qo_indptr=b.qo_indptr, k_cache=b.k_cache, v_cache=b.v_cache, block_table=b.block_table,
                    kv_len=b.kv_len, o=o, lse=lse)  # fmt: skip
-    by = dict(recorded_by=f"attnfold, numerics {plan.numerics_id}")
-    attnfold.call_file.save(tmp_path / "call.safetensors", tensors, metadata(b) | by)
+    attnfold.call_file.save(tmp_path / "call.safetensors", tensors, metadata(b, plan))
     back, text = attnfold.call_file.load(tmp_path / "call.safetensors")
     assert all(back[n].tobytes() == x.tobytes() and back[n].dtype == x.dtype for n, x in tensors.items())
     assert np.float32(text["sm_scale"]) == np.float32(b.head_dim**-0.5)
@@ -36,7 +36,7 @@ def test_the_command_verifies_what_was_saved(rng, tmp_path, dtype):
         done = subprocess.run([COMMAND, "verify", str(tmp_path / "call.safetensors")], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         tensors["o"] = (o.astype(np.float32) + 0.1).astype(dtype)
-        attnfold.call_file.save(tmp_path / "wrong.safetensors", tensors, metadata(b) | by)
+        attnfold.call_file.save(tmp_path / "wrong.safetensors", tensors, metadata(b, plan))
         assert subprocess.run([COMMAND, "verify", str(tmp_path / "wrong.safetensors")], capture_output=True).returncode == 1
 
 
@@ -69,7 +69,8 @@ def test_recorded_calls_are_answered(path):
         at = np.arange(n)
         slot = t["block_table"][r, at // page_size], at % page_size
         v = (t["v_cache"] if layout == "NHD" else t["v_cache"].swapaxes(1, 2))[slot]
-        check(o[rows], lse[rows], t["q"][rows], pool[slot], v, causal(rows.stop - rows.start, n), float(text["sm_scale"]))
+        visible = causal(rows.stop - rows.start, n)
+        check(o[rows], lse[rows], t["q"][rows], pool[slot], v, visible, float(text["sm_scale"]), weight_bits(plan))
 
 
 def test_a_file_of_something_else_is_an_error(tmp_path):

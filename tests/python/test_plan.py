@@ -6,7 +6,7 @@ import attnfold
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import Batch, causal, check, same_bits
+from reference import Batch, causal, check, same_bits, weight_bits
 
 TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
@@ -20,7 +20,7 @@ def test_ragged_batches_are_exact(rng, dtype, layout):
         b.update(plan)
         o, lse = plan.run(b.q, b.k_cache, b.v_cache, return_lse=True)
         assert o.dtype == np.dtype(dtype) and lse.dtype == np.float32
-        b.check(o, lse)
+        b.check(o, lse, weight_bits(plan))
 
 
 def test_a_request_has_the_same_bits_alone_and_in_a_batch(rng):

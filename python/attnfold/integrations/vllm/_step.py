@@ -100,9 +100,10 @@ class Step:
         lse = None if record is None else torch.empty((rows, layer.qo_heads))
         plan.run(q[:rows], k_cache, v_cache, o=o[:rows], lse=lse, **score_terms)
         if record is not None:
-            self.save(record, layer, cache, dict(q=q[:rows], o=o[:rows], lse=lse, **score_terms))
+            by = f"vllm with attnfold, {plan.kernel}, numerics {plan.numerics_id}"
+            self.save(record, layer, cache, dict(q=q[:rows], o=o[:rows], lse=lse, **score_terms), by)
 
-    def save(self, path: pathlib.Path, layer: Layer, cache: torch.Tensor, tensors: dict[str, Any]) -> None:
+    def save(self, path: pathlib.Path, layer: Layer, cache: torch.Tensor, tensors: dict[str, Any], by: str) -> None:
         """Writes a call with those blocks alone that some row sees, numbered anew."""
         block_size = cache.shape[2]
         qo_len, kv_len = np.diff(self.qo_indptr.numpy()), self.kv_len.numpy()
@@ -119,7 +120,7 @@ class Step:
             | tensors,
             dict(
                 mask="causal", sm_scale=float(np.float32(layer.sm_scale)), page_size=block_size, kv_layout="HND",
-                window_left=layer.window_left, logits_softcap=layer.logits_softcap, recorded_by="vllm",
+                window_left=layer.window_left, logits_softcap=layer.logits_softcap, recorded_by=by,
             ),
         )  # fmt: skip
 
