@@ -52,7 +52,7 @@ def check(o, lse, q, k, v, visible, sm_scale, weights=24):
 
 def weight_bits(plan):
     """What a plan's row keeps of the weights that multiply v (docs/numerics.md)."""
-    return {"cpu-dpbf16-2/bf16": 8, "cuda-mma-1/bf16": 8, "cuda-mma-1/f16": 11}.get(plan.numerics_id, 24)
+    return {"cpu-dpbf16-2/bf16": 8, "cpu-amx-2/bf16": 8, "cuda-mma-1/bf16": 8, "cuda-mma-1/f16": 11}.get(plan.numerics_id, 24)
 
 
 class Batch:
