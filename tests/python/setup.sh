@@ -3,7 +3,8 @@
 #
 # Makes WORK_DIR/venv-SUITE with what requirements-SUITE.txt names and with attnfold, installed by `pip install .` on top
 # of the library that BUILD_DIR has built; suite `source` lets pip build the library too.  Packages come from the
-# registry that pip is set up for, through uv, which keeps what it downloaded.
+# registry that pip is set up for, through uv, which keeps what it downloaded.  ATTNFOLD_SANITIZE: what the library was
+# built with; LD_PRELOAD then has to be set wherever attnfold is imported.
 set -euo pipefail
 python=$1 cmake=$2 source=$3 build=$4 work=$5 suite=${6-default}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -31,6 +32,9 @@ if [ "$suite" != source ]; then
 else
   settings+=(--config-setting "cmake.define.ATTNFOLD_CUDA=OFF")  # minutes for each of its files
 fi
+if [ -n "${ATTNFOLD_SANITIZE-}" ]; then
+  settings+=(--config-setting "cmake.define.ATTNFOLD_SANITIZE=$ATTNFOLD_SANITIZE")
+fi
 "${install[@]}" --reinstall-package attnfold "${settings[@]}" "$source"
 cd "$work"
-"$venv/bin/python" -c 'import attnfold; print("attnfold", attnfold.__version__, attnfold.__file__)'
+[ -n "${ATTNFOLD_SANITIZE-}" ] || "$venv/bin/python" -c 'import attnfold; print("attnfold", attnfold.__version__, attnfold.__file__)'
