@@ -3,6 +3,7 @@
 // rms over that of o.  Usage: error_bench   (prints Markdown)
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,18 @@ Errors errors_of(const attnfold::ref::Truth& truth, const attnfold::check::Answe
   return e;
 }
 
+/** The answer of the rows of an ISA, or UNSUPPORTED where the machine has none of them. */
+attnfold::check::RunResult run_on(const char* isa, const Call& call) {
+  attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+  execution.isa = isa;
+  attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);
+  if (run.status != ATTNFOLD_OK && run.status != ATTNFOLD_UNSUPPORTED) {
+    std::fprintf(stderr, "%s\n", run.error.c_str());
+    std::exit(1);
+  }
+  return run;
+}
+
 double largest(const std::vector<double>& values) {
   double m = 0;
   for (double v : values) m = std::fmax(m, v);
@@ -81,10 +94,7 @@ double largest(const std::vector<double>& values) {
 constexpr const char* kIsas[] = {
     "scalar",
 #if defined(__x86_64__)
-    "avx512_bf16",
-    "avx512_bf16_p16",
-    "amx_bf16",
-    "amx_bf16_p16",
+    "avx512_bf16", "avx512_bf16_p16", "amx_bf16", "amx_bf16_p16",
 #endif
 };
 
@@ -116,14 +126,8 @@ int main() {
     const attnfold::ref::Truth truth = attnfold::ref::answer(call);
     for (const char* isa : kIsas) {
       if (std::string(isa) != "scalar" && w.kv != ATTNFOLD_BF16) continue;
-      attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
-      execution.isa = isa;
-      const attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);
+      const attnfold::check::RunResult run = run_on(isa, call);
       if (run.status == ATTNFOLD_UNSUPPORTED) continue;
-      if (run.status != ATTNFOLD_OK) {
-        std::fprintf(stderr, "%s\n", run.error.c_str());
-        return 1;
-      }
       const Errors e = errors_of(truth, run.answer);
       const auto verdict = attnfold::check::judge(
           call, truth, run.answer.o.data(), DType::f32, run.answer.lse.data(), 0,
@@ -143,14 +147,8 @@ int main() {
       call.problem.o_dtype = o;
       const DType type = static_cast<DType>(o);
       for (const char* isa : kIsas) {
-        attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
-        execution.isa = isa;
-        const attnfold::check::RunResult run = attnfold::check::run_engine(call, execution);
+        const attnfold::check::RunResult run = run_on(isa, call);
         if (run.status == ATTNFOLD_UNSUPPORTED) continue;
-        if (run.status != ATTNFOLD_OK) {
-          std::fprintf(stderr, "%s\n", run.error.c_str());
-          return 1;
-        }
         std::printf("| %s | %s | %s | %.1e |\n", w.name, attnfold::dtype_name(type),
                     run.answer.numerics_id.c_str(), relative_rms(truth, run.answer.o.data(), type));
       }
