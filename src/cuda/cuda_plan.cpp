@@ -297,8 +297,8 @@ Status CudaPlan::check_updated() const {
   return invalid("plan", "a successful attnfold_plan_update before", "none");
 }
 
-/** Launches the second kernel, for at most `shared` row sets: so narrow tasks, and so many warps to
- * each, as find room at once. */
+/** Launches the second kernel.  It serves any number of row sets; for `shared` of them tasks are so
+ * narrow, and have so many warps each, as find room at once. */
 Status CudaPlan::launch_fold(const AttendArgs& args, int64_t shared,
                              cudaLaunchConfig_t config) const {
   const FoldKernel& kernel = kernels_.fold;
@@ -442,7 +442,11 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   const int64_t cuts = num_owned(shape_) - (shape_.claims > 0 ? 0 : 1);
   const int64_t shared = std::min<int64_t>({cuts, sets, schedule_.max_sets});
   if (shared == 0) return {};
-  return launch_fold(args, shared, config);
+  const Status status = launch_fold(args, shared, config);
+  if (!status.ok() && args.claimed) {  // nobody else sets it back
+    cudaMemsetAsync(args.claimed, 0, sizeof(uint32_t), config.stream);
+  }
+  return status;
 }
 
 Status CudaPlan::read_schedule(HostSchedule* out) const {
