@@ -16,7 +16,9 @@
  * workers.  Shapes are written [slowest, .., fastest].  Strides count elements, not bytes.
  *
  * Promises (docs/numerics.md has them in full, with measured errors):
- *   exact            o and lse within twice the largest error of naive float32 attention on the request, plus 2^-20 of the scale
+ *   exact            o and lse within twice the largest error of naive float32 attention on the request, plus 2^-20 of the scale;
+ *                    where a row rounds weights to 16 bits (CUDA; on CPUs names with p16, default for o in bf16 or e4m3
+ *                    on AMD), o also what that may move it by
  *   same bits        a request's rows do not depend on batch mates, batch order, threads, workers, cuts, page size,
  *                    page placement, KV layout or the caller's floating-point mode; nor on whether the token came
  *                    from a decode step, a prefill, a chunked prefill or a verify step
@@ -190,7 +192,8 @@ typedef enum attnfold_backend {
 } attnfold_backend;
 
 /**
- * How to execute.  Within one backend, none of these can change a bit of any answer.  Set it to ATTNFOLD_EXECUTION_INIT first.
+ * How to execute.  Within one numerics id, none of these can change a bit of any answer; `backend` and `isa` choose the id.
+ * Set it to ATTNFOLD_EXECUTION_INIT first.
  */
 typedef struct attnfold_execution {
   size_t struct_size;

@@ -279,7 +279,7 @@ def create(
         max_batch, max_qo_rows, max_kv_len: what updates may ask for at most; they never change a bit.
         logits_softcap, attention_chunk, sink_tokens, v_in_k, sparse_*: see `attnfold_problem` in attnfold.h; 0 is off.
         k_scale_kind, v_scale_kind: "none", "per_tensor", "per_head" or "per_token".
-        num_threads, num_workers, cut_seed, isa, prefix_use: how to execute; none of them changes a bit of an answer.
+        num_threads, num_workers, cut_seed, isa, prefix_use: how to execute; within one numerics id none of them changes a bit.
         backend, device: "cpu", or "cuda" with the device's number, where the library was built with it.
 
     Raises:

@@ -32,11 +32,18 @@ std::string isa_names() {
   return text;
 }
 
+bool is_isa(const std::string& name) {
+  const auto& table = cpu::kernel_table();
+  return std::any_of(table.begin(), table.end(),
+                     [&](const cpu::KernelRow* row) { return name == row->isa; });
+}
+
 /** Names with bf16 have a row for bf16 alone; they take the AVX-512 rows along for the other types.
  */
 bool isa_admits(const std::string& isa, const char* row_isa) {
   return isa.empty() || isa == row_isa ||
-         (isa.find("_bf16") != std::string::npos && std::strcmp(row_isa, "avx512") == 0);
+         (isa.find("_bf16") != std::string::npos && is_isa(isa) &&
+          std::strcmp(row_isa, "avx512") == 0);
 }
 
 /** Most keys that one unit can see: a window bounds them, and with them the states that a cut

@@ -121,6 +121,8 @@ TEST(CreateArguments, EveryBadFieldOfTheExecutionIsNamed) {
       {"isa", [](E& e) { e.isa = "sse9"; }},
       {"isa", [](E& e) { e.isa = "AVX2"; }},
       {"isa", [](E& e) { e.isa = "avx2 "; }},
+      {"isa", [](E& e) { e.isa = "avx512_bf16_p61"; }},
+      {"isa", [](E& e) { e.isa = "my_bf16"; }},
       {"prefix_use", [](E& e) { e.prefix_use = static_cast<attnfold_prefix_use>(3); }},
       {"prefix_use", [](E& e) { e.prefix_use = static_cast<attnfold_prefix_use>(-1); }},
   };
