@@ -176,29 +176,57 @@ void pack_queries(const UnitWork<S>& w) {
   }
 }
 
-/** Stretches of memory that will be read next, one for each of 16 keys at hand. */
-struct Ahead16 {
-  const char* row[16];
+/** Keys that are prefetched: [begin, end) of `rows`, under a unit's heads. */
+struct NextKeys {
+  const LeafRows* rows;
+  int begin, end;
+  int64_t head_begin, head_bytes;  // of the first head, of each
 };
 
-/** Share h of num_heads of the 16 rows at `rows`, in the order in which they lie in memory, so that
- * the hardware's own prefetch sees a stream. */
-ATTNFOLD_LANE_FN void look_ahead(const char* const* rows, int64_t head_begin, int num_heads,
-                                 int64_t head_bytes, int64_t row_bytes, int h, Ahead16* out) {
-  const int64_t first = head_begin * head_bytes;
-  if (head_bytes != row_bytes) {  // head-major: a head's rows follow one another
-    for (int i = 0; i < 16; ++i) out->row[i] = rows[i] + first + h * head_bytes;
-    return;
+/** Rows that will be read next, in the order in which they lie in memory, so that the hardware's
+ * own prefetch sees a stream: a token's heads and then the next token, or, head-major, a head's
+ * tokens. */
+class RowsAhead {
+ public:
+  RowsAhead(const NextKeys& next, int num_heads, int64_t row_bytes)
+      : next_(next), row_bytes_(row_bytes), num_heads_(num_heads), key_(next.begin) {
+    for (int k = 0; k < kSlack; ++k) offset_[k] = k * row_bytes;
   }
-  int token = h * 16 / num_heads, head = h * 16 % num_heads;
-  for (int i = 0; i < 16; ++i) {
-    out->row[i] = rows[token] + first + head * head_bytes;
-    if (++head == num_heads) {
-      head = 0;
-      ++token;
+
+  /** The next n rows, once for each head; the last key comes again and again.  May write kSlack
+   * more.
+   */
+  void take(int n, const char** out) {
+    if (next_.head_bytes != row_bytes_) {
+      for (int i = 0; i < n; ++i) {
+        const int key = next_.begin + i < next_.end ? next_.begin + i : next_.end - 1;
+        out[i] = next_.rows->row[key] + next_.head_begin + head_ * next_.head_bytes;
+      }
+      ++head_;
+      return;
+    }
+    while (n > 0) {
+      const int m = num_heads_ - head_ < n ? num_heads_ - head_ : n;
+      const char* at = next_.rows->row[key_] + next_.head_begin + head_ * row_bytes_;
+      for (int i = 0; i < m; i += kSlack, at += kSlack * row_bytes_) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kSlack; ++k) out[i + k] = at + offset_[k];
+      }
+      out += m;
+      n -= m;
+      head_ += m;
+      if (head_ < num_heads_) continue;
+      head_ = 0;
+      if (key_ + 1 < next_.end) ++key_;
     }
   }
-}
+  static constexpr int kSlack = 8;
+
+ private:
+  NextKeys next_;
+  int64_t row_bytes_, offset_[kSlack];
+  int num_heads_, key_, head_ = 0;
+};
 
 /** Whether any of the 16 keys from n on is wanted. */
 ATTNFOLD_LANE_FN bool meets(const UnitLeaf& leaf, int n) {
@@ -213,29 +241,49 @@ ATTNFOLD_LANE_FN int next_group(const UnitLeaf& leaf, int n) {
   return n;
 }
 
+/** Keys that are taken together, begin and end multiples of 16. */
+struct KeyBlock {
+  int begin, end;
+};
+
+/** The next groups of 16 keys from n on that are wanted and follow one another, up to `most` keys;
+ * none from kLeaf on. */
+ATTNFOLD_LANE_FN KeyBlock next_block(const UnitLeaf& leaf, int n, int most) {
+  KeyBlock block;
+  block.begin = block.end = next_group(leaf, n);
+  do {
+    block.end += 16;
+  } while (block.end < kLeaf && block.end - block.begin < most && meets(leaf, block.end));
+  return block;
+}
+
 /** Scores of all rows on the leaf's keys; prefetches ahead, at last the leaf's first values. */
 template <class S, int kChunks>
 void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.k.stride_head * bytes,
                 v_head_bytes = w.args.tensors.v.stride_head * bytes;
-  const int first = next_group(keys, 0);
-  for (int n = first, next; n < kLeaf; n = next) {
-    next = next_group(keys, n + 16);
-    for (int h = 0; h < w.unit.num_kv_heads; ++h) {
-      const int64_t head = w.unit.kv_head_begin + h;
-      Ahead16 ahead;
-      if (next < kLeaf) {
-        look_ahead(w.k->row + next, w.unit.kv_head_begin, w.unit.num_kv_heads, head_bytes,
-                   w.p.head_dim_qk * bytes, h, &ahead);
-      } else {
-        look_ahead(w.v->row + first, w.unit.kv_head_begin, w.unit.num_kv_heads, v_head_bytes,
-                   w.p.head_dim_vo * bytes, h, &ahead);
-      }
+  const int most = S::keys_together();
+  const int heads = w.unit.num_kv_heads;
+  const KeyBlock first = next_block(keys, 0, most);
+  for (KeyBlock block = first, next; block.begin < kLeaf; block = next) {
+    next = next_block(keys, block.end, most);
+    const bool more = next.begin < kLeaf;
+    const int64_t next_head_bytes = more ? head_bytes : v_head_bytes;
+    const NextKeys next_keys = {more ? w.k : w.v, more ? next.begin : first.begin,
+                                more ? next.end : first.end, w.unit.kv_head_begin * next_head_bytes,
+                                next_head_bytes};
+    const int64_t row_bytes = (more ? w.p.head_dim_qk : w.p.head_dim_vo) * bytes;
+    const int num_keys = block.end - block.begin;
+    RowsAhead ahead(next_keys, heads, row_bytes);
+    const char* next_rows[kLeaf + RowsAhead::kSlack];
+    for (int h = 0; h < heads; ++h) {
+      ahead.take(num_keys, next_rows);
       const int64_t row = static_cast<int64_t>(h) * w.head_rows;
-      score_16_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n,
-                                head * head_bytes, w.p.head_dim_qk, ahead.row,
-                                w.s + row * kLeaf + n);
+      score_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows,
+                             w.k->row + block.begin, num_keys,
+                             (w.unit.kv_head_begin + h) * head_bytes, w.p.head_dim_qk, next_rows,
+                             w.s + row * kLeaf + block.begin);
     }
   }
 }
@@ -327,36 +375,61 @@ LeafKeys common_keys(const UnitWork<S>& w) {
 
 template <DType T, class S>
 void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* next_leaf) {
-  [[maybe_unused]] const LeafKeys common = common_keys(w);
+  const LeafKeys common = common_keys(w);
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
                 k_head_bytes = w.args.tensors.k.stride_head * bytes;
-  for (int n = next_group(keys, 0), next; n < kLeaf; n = next) {
-    next = next_group(keys, n + 16);
+  const int most = S::keys_together();
+  const auto block_from = [&](int n) {
+    const KeyBlock block = next_block(keys, n, 16);
+    if (!S::kKeyPairs || block.begin < common.begin || block.end > common.end) return block;
+    const int whole = common.end & ~15;
+    return next_block(keys, n, whole - block.begin < most ? whole - block.begin : most);
+  };
+  const KeyBlock first_block = block_from(0);
+  const bool starts_whole =
+      S::kKeyPairs && first_block.begin >= common.begin && first_block.end <= common.end;
+  if (!starts_whole) {
+    memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
+  }
+  for (KeyBlock block = first_block, next; block.begin < kLeaf; block = next) {
+    next = block_from(block.end);
+    const int n = block.begin, num_keys = block.end - block.begin;
+    NextKeys next_keys{w.v, n, n + 1, w.unit.kv_head_begin * head_bytes, head_bytes};
+    int64_t row_bytes = w.p.head_dim_vo * bytes;
+    if (next.begin < kLeaf) {
+      next_keys.begin = next.begin;
+      next_keys.end = next.end;
+    } else if (next_leaf) {
+      const KeyBlock first = next_block(*next_leaf, 0, S::keys_together());
+      next_keys = {w.next_k, first.begin, first.end, w.unit.kv_head_begin * k_head_bytes,
+                   k_head_bytes};
+      row_bytes = w.p.head_dim_qk * bytes;
+    }
+    RowsAhead ahead(next_keys, w.unit.num_kv_heads, row_bytes);
+    const char* next_rows[kLeaf + RowsAhead::kSlack];
     for (int h = 0; h < w.unit.num_kv_heads; ++h) {
-      const int64_t head = w.unit.kv_head_begin + h;
-      Ahead16 ahead;
-      if (next < kLeaf) {
-        look_ahead(w.v->row + next, w.unit.kv_head_begin, w.unit.num_kv_heads, head_bytes,
-                   w.p.head_dim_vo * bytes, h, &ahead);
-      } else if (next_leaf) {
-        look_ahead(w.next_k->row + next_group(*next_leaf, 0), w.unit.kv_head_begin,
-                   w.unit.num_kv_heads, k_head_bytes, w.p.head_dim_qk * bytes, h, &ahead);
-      } else {
-        memcpy(ahead.row, w.v->row + n, sizeof(ahead.row));
+      ahead.take(num_keys, next_rows);
+      const int64_t head_offset = (w.unit.kv_head_begin + h) * head_bytes;
+      const bool all = n >= common.begin && block.end <= common.end;
+      if constexpr (S::kKeyPairs) {
+        if (all) {
+          const bool fresh = starts_whole && n == first_block.begin;
+          all_pair_values(w, h * w.head_rows, n, num_keys, fresh, head_offset, next_rows);
+          continue;
+        }
       }
       for (int r = 0; r < w.head_rows; r += kMaxRowBlock) {
         const int rows = w.head_rows - r < kMaxRowBlock ? w.head_rows - r : kMaxRowBlock;
         const int row = h * w.head_rows + r;
-        const char* const* next_rows = r == 0 ? ahead.row : w.v->row + n;
+        const char* const* rows_ahead = r == 0 ? next_rows : w.v->row + n;
         if constexpr (S::kKeyPairs) {
-          pair_values(w, row, rows, n, head * head_bytes, next_rows);
-        } else if (n >= common.begin && n + 16 <= common.end) {
-          value_rows<T>(rows, w.s + row * kLeaf, w.v->row, head * head_bytes, n, n + 16,
-                        w.p.head_dim_vo, next_rows - n, w.leaf.o + row * w.leaf.o_stride,
-                        w.leaf.o_stride);
+          pair_values(w, row, rows, n, head_offset, rows_ahead);
+        } else if (all) {
+          value_rows<T>(rows, w.s + row * kLeaf, w.v->row, head_offset, n, n + 16, w.p.head_dim_vo,
+                        rows_ahead - n, w.leaf.o + row * w.leaf.o_stride, w.leaf.o_stride);
         } else {
-          block_values<T>(w, row, rows, n, head * head_bytes, next_rows);
+          block_values<T>(w, row, rows, n, head_offset, rows_ahead);
         }
       }
     }
@@ -527,6 +600,10 @@ void leaf_weights(const UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
     const float distance =
         static_cast<float>(static_cast<int64_t>(leaf) * kLeaf - w.tokens[token].position);
     float* s = w.s + static_cast<int64_t>(r) * kLeaf;
+    if constexpr (S::kKeyPairs) {
+      const bool whole = seen.begin == 0 && seen.end == kLeaf && !w.by_bits;
+      if (whole && S::whole_leaf_weights(s, score_mod(w, r), w.leaf.m + r, w.leaf.l + r)) continue;
+    }
     leaf_softmax(s, seen, w.by_bits ? &w.bits[token] : nullptr, score_mod(w, r), distance,
                  w.leaf.m + r, w.leaf.l + r);
     if (w.args.tensors.v_scale.data) scale_weights(s, seen, w.v_scale);
@@ -554,7 +631,6 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
   } else {
     leaf_scores<S, kChunks>(w, keys);
     leaf_weights(w, leaf, keys);
-    memset(w.leaf.o, 0, static_cast<size_t>(w.rows * w.leaf.o_stride) * sizeof(float));
     leaf_values<T>(w, keys, next >= 0 ? &next_keys : nullptr);
   }
   LeafRows* used = w.k;

@@ -33,94 +33,157 @@ ATTNFOLD_LANE_FN void round_row_weights(float* p) {
   }
 }
 
-/** o[r] += the 8 pairs of 16 keys for one part of each row of v, C chunks of 32 from element
- * `begin` on, the last of which may end at `tail`.  Of the keys those in `seen` count, or all.  As
- * large a part of 16 rows ahead is prefetched: value_part. */
-template <int R, int C, int kParts, bool kAll, bool kPartial>
-ATTNFOLD_LANE_FN void pair_part(const uint32_t* p, const char* const* values, int64_t head_offset,
-                                uint32_t seen, const char* const* ahead, int begin, int tail,
-                                float* o, int64_t o_stride) {
+/** The state of one row on a leaf of which it sees all keys, but for o: leaf_softmax, and weights
+ * rounded.  False, and nothing done, where scores are modified or too large. */
+ATTNFOLD_LANE_FN bool round_whole_leaf(float* s, const ScoreMod& mod, float* m, float* l) {
+  if (mod.softcap || mod.alibi || mod.key_scale) return false;
+  constexpr int kVecs = kLeaf / 16;
+  Lanes x[kVecs], largest = splat(kLowest), sum = splat(0.0f);
+#pragma GCC unroll 8
+  for (int i = 0; i < kVecs; ++i) {
+    x[i] = load(s + i * 16);
+    largest = max_keep_nan(x[i], largest);  // passes over NaN
+  }
+  const float max = reduce_max(largest) * mod.scale;
+  if (!(max > -kLargeScore && max < kLargeScore)) return false;
+  const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low), minus_m = splat(-max);
+#pragma GCC unroll 8
+  for (int i = 0; i < kVecs; ++i) {
+    x[i] = exp2_lanes(fma(x[i], scale, fma(x[i], scale_low, minus_m)));
+    sum = add(sum, x[i]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kVecs; i += 2) {
+    const __m512bh words = _mm512_cvtne2ps_pbh(x[i + 1].v, x[i].v);
+    _mm512_storeu_si512(s + i * 8, reinterpret_cast<__m512i>(words));
+  }
+  *m = max;
+  *l = reduce_add(sum);
+  return true;
+}
+
+/** o[r] += the pairs of num_keys keys for one part of each row of v, C chunks of 32 from element
+ * `begin` on, the last of which may end at `tail`; o[r] = them if `fresh`.  Of the keys those in
+ * `seen` count, or all.
+ * prefetch_for(j, k), k < 4, is called before pair j + k. */
+template <int R, int C, bool kAll, bool kPartial, class Prefetch>
+ATTNFOLD_LANE_FN void pair_part(const uint32_t* p, const char* const* values, int num_keys,
+                                int64_t head_offset, uint32_t seen, int begin, int tail, bool fresh,
+                                float* o, int64_t o_stride, const Prefetch& prefetch_for) {
+  // Pairs in a step: a load instruction that goes on by two keys from step to step misleads the
+  // prefetch of Zen 4, by eight it does not.
+  constexpr int U = 4;
   const __mmask32 whole = kPartial ? (1u << tail) - 1 : ~0u;
   const int64_t offset = head_offset + begin * 2;
   float* o_part = o + begin;
   Lanes acc[R][2 * C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o_part + r * o_stride + i * 16);
+    for (int i = 0; i < 2 * C; ++i) acc[r][i] = splat(0.0f);
   }
-#pragma GCC unroll 2
-  for (int j = 0; j < 8; ++j) {
-    const char *a = values[2 * j] + offset, *b = values[2 * j + 1] + offset;
-    // Row by row, as they lie: with parts, line i of this part is line i of all.
-    const int line = (begin / (C * kChunk) * 16 + 2 * j) * C;
-    const char* next = kParts > 0 ? ahead[line / (kParts * C)] + line % (kParts * C) * 64
-                                  : ahead[2 * j] + begin * 2;
-    const char* next_odd = kParts > 0
-                               ? ahead[(line + C) / (kParts * C)] + (line + C) % (kParts * C) * 64
-                               : ahead[2 * j + 1] + begin * 2;
-    __m512i even[C], odd[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
-      prefetch(next + c * 64);
-      prefetch(next_odd + c * 64);
-      if constexpr (kAll && !kPartial) {
-        even[c] = _mm512_loadu_si512(a + c * 64);
-        odd[c] = _mm512_loadu_si512(b + c * 64);
-      } else {
-        even[c] = _mm512_maskz_loadu_epi16(seen >> (2 * j) & 1 ? whole : 0, a + c * 64);
-        odd[c] = _mm512_maskz_loadu_epi16(seen >> (2 * j + 1) & 1 ? whole : 0, b + c * 64);
-      }
-    }
-    ValueWords x[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) x[c] = interleave(even[c], odd[c]);
-#pragma GCC unroll 4
+  if (!fresh) {
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const __m512i weight = _mm512_set1_epi32(static_cast<int>(p[r * kLeaf + j]));
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o_part + r * o_stride + i * 16);
+    }
+  }
+#pragma GCC unroll 1
+  for (int j = 0; j < num_keys / 2; j += U) {
+#pragma GCC unroll 4
+    for (int k = 0; k < U; ++k) {
+      const char *a = values[2 * (j + k)] + offset, *b = values[2 * (j + k) + 1] + offset;
+      prefetch_for(j, k);
+      __m512i even[C], odd[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        acc[r][2 * c] = dot_pairs(acc[r][2 * c], weight, x[c].low);
-        acc[r][2 * c + 1] = dot_pairs(acc[r][2 * c + 1], weight, x[c].high);
+        if constexpr (kAll && !kPartial) {
+          even[c] = _mm512_loadu_si512(a + c * 64);
+          odd[c] = _mm512_loadu_si512(b + c * 64);
+        } else {
+          const uint32_t pair = kAll ? 3 : seen >> (2 * (j + k));
+          even[c] = _mm512_maskz_loadu_epi16(pair & 1 ? whole : 0, a + c * 64);
+          odd[c] = _mm512_maskz_loadu_epi16(pair & 2 ? whole : 0, b + c * 64);
+        }
+      }
+      ValueWords x[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) x[c] = interleave(even[c], odd[c]);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m512i weight = _mm512_set1_epi32(static_cast<int>(p[r * kLeaf + j + k]));
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) {
+          acc[r][2 * c] = dot_pairs(acc[r][2 * c], weight, x[c].low);
+          acc[r][2 * c + 1] = dot_pairs(acc[r][2 * c + 1], weight, x[c].high);
+        }
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int i = 0; i < 2 * C; ++i) store(o_part + r * o_stride + i * 16, acc[r][i]);
   }
 }
 
-/** The same over whole rows of v, of kDim elements, or of head_dim where kDim is 0. */
-template <int R, bool kAll, int kDim>
-__attribute__((noinline)) void pair_block(const uint32_t* p, const char* const* values,
-                                          int64_t head_offset, uint32_t seen, int head_dim,
-                                          const char* const* ahead, float* o, int64_t o_stride) {
-  constexpr int C = R <= 2 ? 4 : 2;
-  int begin = 0;
-  if constexpr (kDim > 0) {
-#pragma GCC unroll 1
-    for (; begin < kDim; begin += C * kChunk) {
-      __asm__ volatile("" : "+r"(p));  // else weights stay in registers between parts, and spill
-      pair_part<R, C, kDim / kChunk / C, kAll, false>(p, values, head_offset, seen, ahead, begin, 0,
-                                                      o, kDim);
+/** The same over whole rows of v, of kDim elements, all keys; as many rows ahead are prefetched as
+ * keys are at hand, with kAhead. */
+template <int R, int kDim, bool kAhead>
+__attribute__((noinline)) void all_pairs_block(const uint32_t* p, const char* const* values,
+                                               int num_keys, bool fresh, int64_t head_offset,
+                                               const char* const* ahead, float* o) {
+  constexpr int kMost = R <= 2 ? 4 : R <= 4 ? 2 : 1;
+  constexpr int C = kMost < kDim / kChunk ? kMost : kDim / kChunk;
+  const char* row = nullptr;
+  // Inlined early, or gcc drops a call that only prefetches.
+  const auto prefetch_for = [&](int, int k) __attribute__((always_inline)) {
+    if (!kAhead) return;
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * C; ++i) {
+      const int line = (k * 2 * C + i) % (kDim / kChunk);
+      if (line == 0) row = *ahead++;
+      prefetch(row + line * 64);
     }
-    return;
-  }
+  };
 #pragma GCC unroll 1
-  for (; begin + 2 * kChunk <= head_dim; begin += 2 * kChunk) {
+  for (int begin = 0; begin < kDim; begin += C * kChunk) {
+    // Else weights stay in registers between parts, and spill.
     __asm__ volatile("" : "+r"(p));
-    pair_part<R, 2, 0, kAll, false>(p, values, head_offset, seen, ahead, begin, 0, o, o_stride);
+    pair_part<R, C, true, false>(p, values, num_keys, head_offset, 0, begin, 0, fresh, o, kDim,
+                                 prefetch_for);
   }
+}
+
+/** The same for any head_dim, and for the keys in `seen` if not all count; the same part of each
+ * row ahead is prefetched. */
+template <int R, bool kAll>
+__attribute__((noinline)) void pair_block(const uint32_t* p, const char* const* values,
+                                          int num_keys, bool fresh, int64_t head_offset,
+                                          uint32_t seen, int head_dim, const char* const* ahead,
+                                          float* o, int64_t o_stride) {
+  const auto add = [&]<int C, bool kPartial>(int begin) {
+    __asm__ volatile("" : "+r"(p));
+    const auto prefetch_for = [&](int j, int k) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) {
+        prefetch(ahead[2 * (j + k)] + begin * 2 + c * 64);
+        prefetch(ahead[2 * (j + k) + 1] + begin * 2 + c * 64);
+      }
+    };
+    pair_part<R, C, kAll, kPartial>(p, values, num_keys, head_offset, seen, begin, head_dim - begin,
+                                    fresh, o, o_stride, prefetch_for);
+  };
+  int begin = 0;
+#pragma GCC unroll 1
+  for (; begin + 2 * kChunk <= head_dim; begin += 2 * kChunk)
+    add.template operator()<2, false>(begin);
   if (begin + kChunk <= head_dim) {
-    pair_part<R, 1, 0, kAll, false>(p, values, head_offset, seen, ahead, begin, 0, o, o_stride);
+    add.template operator()<1, false>(begin);
     begin += kChunk;
   }
-  if (begin < head_dim) {
-    pair_part<R, 1, 0, kAll, true>(p, values, head_offset, seen, ahead, begin, head_dim - begin, o,
-                                   o_stride);
-  }
+  if (begin < head_dim) add.template operator()<1, true>(begin);
 }
 
 /** o of rows [row, row + rows) on the 16 keys from n on: rows that see the same of them together.
@@ -139,12 +202,10 @@ void pair_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_of
     while (row + count < end && (seen = keys_of(row + count)) == keys) ++count;
     const uint32_t* p = reinterpret_cast<const uint32_t*>(w.s + row * kLeaf) + n / 2;
     float* o = w.leaf.o + row * w.leaf.o_stride;
-    const char* const* values = w.v->row + n;
     const auto add = [&]<int R>() {
-      const auto block = keys != 0xffff           ? pair_block<R, false, 0>
-                         : w.p.head_dim_vo == 128 ? pair_block<R, true, 128>
-                                                  : pair_block<R, true, 0>;
-      block(p, values, head_offset, keys, w.p.head_dim_vo, ahead, o, w.leaf.o_stride);
+      const auto block = keys == 0xffff ? pair_block<R, true> : pair_block<R, false>;
+      block(p, w.v->row + n, 16, false, head_offset, keys, w.p.head_dim_vo, ahead, o,
+            w.leaf.o_stride);
     };
     if (keys != 0) {
       if (count == 1) add.template operator()<1>();
@@ -154,6 +215,44 @@ void pair_values(const UnitWork<S>& w, int row, int rows, int n, int64_t head_of
     }
     row += count;
   }
+}
+
+/** o of the rows of one kv head from `row` on, on num_keys keys from n on, all of which they see.
+ */
+template <class S>
+void all_pair_values(const UnitWork<S>& w, int row, int n, int num_keys, bool fresh,
+                     int64_t head_offset, const char* const* ahead) {
+  const char* const* values = w.v->row + n;
+  const int head_dim = w.p.head_dim_vo;
+  const auto add = [&]<int R, bool kAhead>(int r) {
+    const uint32_t* p = reinterpret_cast<const uint32_t*>(w.s + (row + r) * kLeaf) + n / 2;
+    float* o = w.leaf.o + (row + r) * w.leaf.o_stride;
+    if (head_dim == 128) {
+      all_pairs_block<R, 128, kAhead>(p, values, num_keys, fresh, head_offset, ahead, o);
+    } else if (head_dim == 64) {
+      all_pairs_block<R, 64, kAhead>(p, values, num_keys, fresh, head_offset, ahead, o);
+    } else {
+      pair_block<R, true>(p, values, num_keys, fresh, head_offset, 0, head_dim,
+                          kAhead ? ahead : values, o, w.leaf.o_stride);
+    }
+  };
+  const auto add_rows = [&]<bool kAhead>(int r, int rows) {
+    if (rows == 1) add.template operator()<1, kAhead>(r);
+    if (rows == 2) add.template operator()<2, kAhead>(r);
+    if (rows == 3) add.template operator()<3, kAhead>(r);
+    if (rows >= 4) add.template operator()<4, kAhead>(r);
+  };
+  int r = 0;
+  if (w.head_rows >= 8 && head_dim == 128) {
+    add.template operator()<8, true>(0);
+    for (r = 8; r + 8 <= w.head_rows; r += 8) add.template operator()<8, false>(r);
+  }
+  if (r == 0) {
+    add_rows.template operator()<true>(0, w.head_rows);
+    r = kMaxRowBlock;
+  }
+  for (; r < w.head_rows; r += kMaxRowBlock)
+    add_rows.template operator()<false>(r, w.head_rows - r);
 }
 
 // ------------------------------------------------ lanes are rows

@@ -64,6 +64,8 @@ struct FmaScores {
   static constexpr DType kKeys = T;
   static constexpr bool kMatrix = false;
   static constexpr bool kKeyPairs = false;
+  static constexpr bool kFewLoads = false;
+  static int keys_together() { return 16; }
   static constexpr LaneOrder kOrder = order_of(T);
   struct Mode {};
   using Chunk = Pair;
@@ -139,9 +141,9 @@ ATTNFOLD_LANE_FN void score_step(const typename S::Q* q, int q_stride, const typ
  *
  * q            R rows of q_stride elements, packed by S::pack_q
  * keys         row pointers; head_offset bytes from them to this kv head
- * ahead        as many stretches of memory as keys, as long as a row: prefetched meanwhile
+ * ahead        as many rows as keys are prefetched meanwhile, with kAhead
  */
-template <class S, int R, int kChunks>
+template <class S, int R, int kChunks, bool kAhead>
 ATTNFOLD_LANE_FN void score_block(const typename S::Q* q, int q_stride, const char* const* keys,
                                   int64_t head_offset, int head_dim, const char* const* ahead,
                                   float* s) {
@@ -153,19 +155,29 @@ ATTNFOLD_LANE_FN void score_block(const typename S::Q* q, int q_stride, const ch
   const char* k_row[N];
   for (int n = 0; n < N; ++n) k_row[n] = keys[n] + head_offset;
   const int chunks = kChunks ? kChunks : head_dim / kChunk;
-#pragma GCC unroll 4
-  for (int c = 0; c < chunks; ++c) {
+  const auto add_chunk = [&](int c) __attribute__((always_inline)) {
     typename S::Chunk k[N];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
       k[n] = S::load_chunk(k_row[n] + c * kChunk * kElementBytes);
-      if constexpr (kChunks > 0) {  // row by row, as they lie
+      if (!kAhead) continue;
+      if constexpr (kChunks > 0 && N % kChunks == 0) {  // row by row, as they lie
+        const char* const* rows = ahead + c * (N / kChunks);
+        prefetch_chunk<kChunk * kElementBytes>(rows[n / kChunks], n % kChunks);
+      } else if constexpr (kChunks > 0) {
         prefetch_chunk<kChunk * kElementBytes>(ahead[(c * N + n) / kChunks], (c * N + n) % kChunks);
       } else {
         prefetch_chunk<kChunk * kElementBytes>(ahead[n], c);
       }
     }
     score_step<S, R, N>(q + c * kChunk, q_stride, k, acc);
+  };
+  if constexpr (S::kFewLoads) {
+#pragma GCC unroll 1
+    for (int c = 0; c < chunks; ++c) add_chunk(c);
+  } else {
+#pragma GCC unroll 4
+    for (int c = 0; c < chunks; ++c) add_chunk(c);
   }
   if (const int tail = kChunks ? 0 : head_dim % kChunk) {
     typename S::Chunk k[N];
@@ -179,41 +191,47 @@ ATTNFOLD_LANE_FN void score_block(const typename S::Q* q, int q_stride, const ch
   for (int r = 0; r < R; ++r) memcpy(s + r * kLeaf, sums + r * N, N * sizeof(float));
 }
 
-/** Scores of R rows on the 16 keys from `keys` on. */
-template <class S, int R, int kChunks>
+/** Scores of R rows on num_keys keys, a multiple of 16. */
+template <class S, int R, int kChunks, bool kAhead>
 __attribute__((noinline)) void score_blocks(const typename S::Q* q, int q_stride,
-                                            const char* const* keys, int64_t head_offset,
-                                            int head_dim, const char* const* ahead, float* s) {
+                                            const char* const* keys, int num_keys,
+                                            int64_t head_offset, int head_dim,
+                                            const char* const* ahead, float* s) {
   constexpr int N = R == 3 ? kBlock / 4 : kBlock / R;
+  if (kChunks > 0) q_stride = kChunks * kChunk;  // a constant
 #pragma GCC unroll 1
-  for (int n = 0; n < 16; n += N)
-    score_block<S, R, kChunks>(q, q_stride, keys + n, head_offset, head_dim, ahead + n, s + n);
+  for (int n = 0; n < num_keys; n += N) {
+    score_block<S, R, kChunks, kAhead>(q, q_stride, keys + n, head_offset, head_dim,
+                                       kAhead ? ahead + n : nullptr, s + n);
+  }
 }
 
-/** Scores of `rows` rows on the 16 keys from `keys` on. */
+/** Scores of up to kMaxRowBlock rows on num_keys keys. */
+template <class S, int kChunks, bool kAhead>
+ATTNFOLD_LANE_FN void score_rows(const typename S::Q* q, int q_stride, int rows,
+                                 const char* const* keys, int num_keys, int64_t head_offset,
+                                 int head_dim, const char* const* ahead, float* s) {
+  const auto blocks = [&]<int R>() {
+    score_blocks<S, R, kChunks, kAhead>(q, q_stride, keys, num_keys, head_offset, head_dim, ahead,
+                                        s);
+  };
+  if (rows == 1) return blocks.template operator()<1>();
+  if (kMaxRowBlock == 2 || rows == 2) return blocks.template operator()<2>();
+  if constexpr (kMaxRowBlock == 4) {
+    if (rows == 3) return blocks.template operator()<3>();
+    blocks.template operator()<4>();
+  }
+}
+
+/** Scores of `rows` rows on num_keys keys, a multiple of 16; as many are prefetched. */
 template <class S, int kChunks>
-void score_16_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
-                   int64_t head_offset, int head_dim, const char* const* ahead, float* s) {
-  for (int r = 0; r < rows; r += kMaxRowBlock) {
-    const typename S::Q* q_r = q + static_cast<int64_t>(r) * q_stride;
-    float* s_r = s + r * kLeaf;
-    const char* const* next = r == 0 ? ahead : keys;  // later blocks have nothing to ask for
-    switch (rows - r < kMaxRowBlock ? rows - r : kMaxRowBlock) {
-      case 1:
-        score_blocks<S, 1, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
-        break;
-      case 2:
-        score_blocks<S, 2, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
-        break;
-      default:
-        if constexpr (kMaxRowBlock == 4) {
-          if (rows - r == 3) {
-            score_blocks<S, 3, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
-          } else {
-            score_blocks<S, 4, kChunks>(q_r, q_stride, keys, head_offset, head_dim, next, s_r);
-          }
-        }
-    }
+void score_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
+                int num_keys, int64_t head_offset, int head_dim, const char* const* ahead,
+                float* s) {
+  score_rows<S, kChunks, true>(q, q_stride, rows, keys, num_keys, head_offset, head_dim, ahead, s);
+  for (int r = kMaxRowBlock; r < rows; r += kMaxRowBlock) {
+    score_rows<S, kChunks, false>(q + static_cast<int64_t>(r) * q_stride, q_stride, rows - r, keys,
+                                  num_keys, head_offset, head_dim, ahead, s + r * kLeaf);
   }
 }
 
