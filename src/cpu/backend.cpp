@@ -109,8 +109,9 @@ UnitShape unit_shape(const KernelRow& row, const Problem& p) {
   s.kv_heads = p.kv_heads;
   s.group_size = p.group_size;
   s.small_rows = 32;
-  // What is packed once for a unit costs AMX more, beside its fast products.
-  s.max_rows = std::strncmp(row.isa, "amx", 3) == 0 ? kMostUnitRows : 128;
+  // What is packed once for a unit costs more beside fast products.
+  const bool fast = std::strncmp(row.isa, "amx", 3) == 0 || row.rounds_weights;
+  s.max_rows = fast ? kMostUnitRows : 128;
   s.read_cost = 4;
   s.state_row_floats = state_row_floats(p);
   s.leaf_bytes = 0;  // the plan knows

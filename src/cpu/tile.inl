@@ -5,7 +5,7 @@
 // 16 sums over keys and the tree, o[r][d] one chain over the keys.  Here each lane has a row of its
 // own, so no sum crosses lanes and softmax costs a fraction.
 //
-// Data movement per leaf of 128 keys, for a unit of up to 128 rows in blocks of B = 16 or 32:
+// Data movement per leaf of 128 keys, for a unit of up to 256 rows in blocks of B = 16 or 32:
 //   K, V   memory -> float32 in L2, once per leaf: [128, head_dim_qk], [head_dim_vo / 16, 128, 16]
 //   Q      [blocks, head_dim_qk, B] transposed once per item, a block in L1
 //   S, P   [128, B] in L1, block by block        O leaf  [head_dim_vo, B] in L1
@@ -313,9 +313,23 @@ ATTNFOLD_LANE_FN void tile_block_values(const TileWork<S>& tile, const TileKeys&
   }
 }
 
-/** Folds one leaf of all rows into `chunk`. */
+/** Prefetches keys and values [begin, end) of the leaf that w.k and w.v point at.  Inlined early,
+ * or gcc drops a call that only prefetches. */
 template <DType T, class S>
-__attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf) {
+ATTNFOLD_LANE_FN void prefetch_rows(const UnitWork<S>& w, int begin, int end) {
+  const Tensors& t = w.args.tensors;
+  const int64_t bytes = dtype_bytes(T), head = w.unit.kv_head_begin;
+  for (int n = begin; n < end; ++n) {
+    const char* k = w.k->row[n] + head * t.k.stride_head * bytes;
+    const char* v = w.v->row[n] + head * t.v.stride_head * bytes;
+    for (int64_t b = 0; b < w.p.head_dim_qk * bytes; b += 64) prefetch(k + b);
+    for (int64_t b = 0; b < w.p.head_dim_vo * bytes; b += 64) prefetch(v + b);
+  }
+}
+
+/** Folds one leaf of all rows into `chunk`; `next` is the leaf after, or -1. */
+template <DType T, class S>
+__attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int leaf, int next) {
   const Lengths& lengths = *w.args.lengths;
   const Tensors& t = w.args.tensors;
   const UnitLeaf keys = unit_leaf(w, leaf);
@@ -333,8 +347,22 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
     pack_values<T>(*w.v, v_offset, begin, end, w.p.head_dim_vo, tile.v);
   }
   const int64_t o_stride = w.leaf.o_stride;
+  LeafKeys ahead{};
+  if (S::kKeyPairs && next >= 0) {  // elsewhere not measured
+    const UnitLeaf next_keys = unit_leaf(w, next);
+    point_rows(w.p, lengths, t.k, bytes, w.unit.request, next, next_keys, w.k);
+    point_rows(w.p, lengths, t.v, bytes, w.unit.request, next, next_keys, w.v);
+    ahead = next_keys.keys;
+  }
+  [[maybe_unused]] const int share =
+      (ahead.end - ahead.begin + tile.num_blocks - 1) / tile.num_blocks;
   const ScoreMod mod = score_mod(w, 0);
   for (int block = 0; block < tile.num_blocks; ++block) {
+    if constexpr (S::kKeyPairs) {
+      const int share_end = ahead.begin + share < ahead.end ? ahead.begin + share : ahead.end;
+      prefetch_rows<T>(w, ahead.begin, share_end);
+      ahead.begin = share_end;
+    }
     const TileKeys seen = see_block(w, tile, block, tile.leaf.m);
     if (seen.begin == seen.end) {
       if (tile.chunk.empty) {
@@ -455,7 +483,10 @@ __attribute__((noinline)) void attend_tiles(UnitWork<S>& w, const Item& item) {
         matrix_tile_leaves(w, tile, at, end, item.leaf_end);
         at = end;
       } else {
-        for (; at < end; ++at) tile_leaf<T>(w, tile, leaf_at(w.unit, at));
+        for (; at < end; ++at) {
+          tile_leaf<T>(w, tile, leaf_at(w.unit, at),
+                       at + 1 < item.leaf_end ? leaf_at(w.unit, at + 1) : -1);
+        }
       }
       if (span.kind == SpanKind::row)
         fold_tiles(&tile.total, &tile.chunk, tile.num_blocks, o_stride);
