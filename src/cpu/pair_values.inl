@@ -352,14 +352,21 @@ __attribute__((noinline)) void pair_tile_values(const TileWork<S>& tile, const T
   if (all_begin >= all_end) all_begin = all_end = end;
   for (int64_t d = 0; d < o_stride; d += kTileDims) {
     const uint32_t* v = reinterpret_cast<const uint32_t*>(tile.v) + d / 16 * (kPairs * 16) + d % 16;
+    float* o = tile.leaf.o + d * kTileRows;
     Lanes acc[kTileDims * kTileVecs];
 #pragma GCC unroll 16
     for (int i = 0; i < kTileDims * kTileVecs; ++i) acc[i] = splat(0.0f);
-    if (begin < all_begin) pair_edge_dims(tile, v, p, begin, all_begin, acc);
-    pair_dims(v, p, all_begin, all_end, acc);
-    if (all_end < end) pair_edge_dims(tile, v, p, all_end, end, acc);
+    if (begin == all_begin && all_end == end) {  // then acc stays in registers
+      pair_dims(v, p, begin, end, acc);
 #pragma GCC unroll 16
-    for (int i = 0; i < kTileDims * kTileVecs; ++i)
-      store(tile.leaf.o + d * kTileRows + i * 16, acc[i]);
+      for (int i = 0; i < kTileDims * kTileVecs; ++i) store(o + i * 16, acc[i]);
+      continue;
+    }
+    Lanes edges[kTileDims * kTileVecs];
+    for (int i = 0; i < kTileDims * kTileVecs; ++i) edges[i] = splat(0.0f);
+    if (begin < all_begin) pair_edge_dims(tile, v, p, begin, all_begin, edges);
+    pair_dims(v, p, all_begin, all_end, edges);
+    if (all_end < end) pair_edge_dims(tile, v, p, all_end, end, edges);
+    for (int i = 0; i < kTileDims * kTileVecs; ++i) store(o + i * 16, edges[i]);
   }
 }

@@ -100,11 +100,13 @@ ATTNFOLD_LANE_FN Lanes where_seen(const TileWork<S>& tile, int vec, int n, Lanes
   return select_below(left, 0.5f, of_sink, select_below(into, -0.5f, of_sink, x));
 }
 
-/** s[n][r] for n in [begin, end), both multiples of kTileKeys. */
-template <class S>
+/** s[n][r] for n in [begin, end), both multiples of kTileKeys; depth is kDepth where that is not 0.
+ */
+template <class S, int kDepth>
 __attribute__((noinline)) void tile_scores(const typename S::TileQ* q, const char* k, int depth,
                                            int begin, int end, float* s) {
   constexpr int N = kTileKeys * kTileVecs;
+  if (kDepth > 0) depth = kDepth;
   for (int n = begin; n < end; n += kTileKeys) {
     Lanes waiting[3][N];
 #pragma GCC unroll 1
@@ -112,13 +114,19 @@ __attribute__((noinline)) void tile_scores(const typename S::TileQ* q, const cha
       Lanes low[N], high[N];
 #pragma GCC unroll 16
       for (int f = 0; f < N; ++f) low[f] = high[f] = splat(0.0f);
-#pragma GCC unroll 2
-      for (int at = kTreeOrder[i]; at < depth; at += S::kTileStep) {
+      const auto add_step = [&](int at) __attribute__((always_inline)) {
 #pragma GCC unroll 2
         for (int part = 0; part < S::kTileStep / 16; ++part) {
           S::template tile_step<N>(q, k, n, depth, at + part * 16, low);
           S::template tile_step<N>(q, k, n, depth, at + part * 16 + 8, high);
         }
+      };
+      if constexpr (kDepth > 0) {
+#pragma GCC unroll 4
+        for (int at = 0; at < kDepth; at += S::kTileStep) add_step(kTreeOrder[i] + at);
+      } else {
+#pragma GCC unroll 2
+        for (int at = kTreeOrder[i]; at < depth; at += S::kTileStep) add_step(at);
       }
 #pragma GCC unroll 16
       for (int f = 0; f < N; ++f) low[f] = add(low[f], high[f]);
@@ -357,6 +365,8 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
   [[maybe_unused]] const int share =
       (ahead.end - ahead.begin + tile.num_blocks - 1) / tile.num_blocks;
   const ScoreMod mod = score_mod(w, 0);
+  constexpr int kUsualDepth = S::kKeyPairs ? 64 : 0;  // of head dim 128 in pairs
+  const int depth = S::tile_depth(w.q_stride);
   for (int block = 0; block < tile.num_blocks; ++block) {
     if constexpr (S::kKeyPairs) {
       const int share_end = ahead.begin + share < ahead.end ? ahead.begin + share : ahead.end;
@@ -370,9 +380,9 @@ __attribute__((noinline)) void tile_leaf(UnitWork<S>& w, TileWork<S>& tile, int 
       }
       continue;
     }
-    tile_scores<S>(tile.q + block * tile.block_q, tile.k, S::tile_depth(w.q_stride),
-                   seen.begin / kTileKeys * kTileKeys,
-                   (seen.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
+    const auto scores = depth == kUsualDepth ? tile_scores<S, kUsualDepth> : tile_scores<S, 0>;
+    scores(tile.q + block * tile.block_q, tile.k, depth, seen.begin / kTileKeys * kTileKeys,
+           (seen.end + kTileKeys - 1) / kTileKeys * kTileKeys, tile.s);
     for (int vec = 0; vec < kTileVecs; ++vec) tile_softmax(tile, vec, seen, mod);
     const TileStates chunk = block_of(tile.chunk, block, o_stride);
     if (tile.chunk.empty) {
