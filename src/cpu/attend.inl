@@ -257,14 +257,21 @@ ATTNFOLD_LANE_FN KeyBlock next_block(const UnitLeaf& leaf, int n, int most) {
   return block;
 }
 
+/** Keys that a unit takes together, at most. */
+template <class S>
+ATTNFOLD_LANE_FN int keys_together(const UnitWork<S>& w) {
+  const int head_dim = w.p.head_dim_qk > w.p.head_dim_vo ? w.p.head_dim_qk : w.p.head_dim_vo;
+  return S::keys_together(w.unit.num_kv_heads * head_dim * dtype_bytes(w.p.kv_dtype));
+}
+
 /** Scores of all rows on the leaf's keys; prefetches ahead, at last the leaf's first values. */
 template <class S, int kChunks>
 void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.k.stride_head * bytes,
                 v_head_bytes = w.args.tensors.v.stride_head * bytes;
-  const int most = S::keys_together();
   const int heads = w.unit.num_kv_heads;
+  const int most = keys_together(w);
   const KeyBlock first = next_block(keys, 0, most);
   for (KeyBlock block = first, next; block.begin < kLeaf; block = next) {
     next = next_block(keys, block.end, most);
@@ -379,7 +386,7 @@ void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* nex
   const int64_t bytes = dtype_bytes(w.p.kv_dtype);
   const int64_t head_bytes = w.args.tensors.v.stride_head * bytes,
                 k_head_bytes = w.args.tensors.k.stride_head * bytes;
-  const int most = S::keys_together();
+  const int most = keys_together(w);
   const auto block_from = [&](int n) {
     const KeyBlock block = next_block(keys, n, 16);
     if (!S::kKeyPairs || block.begin < common.begin || block.end > common.end) return block;
@@ -401,7 +408,7 @@ void leaf_values(const UnitWork<S>& w, const UnitLeaf& keys, const UnitLeaf* nex
       next_keys.begin = next.begin;
       next_keys.end = next.end;
     } else if (next_leaf) {
-      const KeyBlock first = next_block(*next_leaf, 0, S::keys_together());
+      const KeyBlock first = next_block(*next_leaf, 0, most);
       next_keys = {w.next_k, first.begin, first.end, w.unit.kv_head_begin * k_head_bytes,
                    k_head_bytes};
       row_bytes = w.p.head_dim_qk * bytes;

@@ -65,7 +65,7 @@ struct FmaScores {
   static constexpr bool kMatrix = false;
   static constexpr bool kKeyPairs = false;
   static constexpr bool kFewLoads = false;
-  static int keys_together() { return 16; }
+  static int keys_together(int) { return 16; }
   static constexpr LaneOrder kOrder = order_of(T);
   struct Mode {};
   using Chunk = Pair;

@@ -48,7 +48,7 @@ struct DotScores : PairQueries {
   // In a loop over the chunks each load instruction goes along its own key, line by line: the
   // prefetch of Zen 4, which follows single instructions, then reads from memory 1.5 times as fast.
   static constexpr bool kFewLoads = true;
-  static int keys_together() { return 16; }
+  static int keys_together(int) { return 16; }
   static constexpr LaneOrder kOrder = LaneOrder::halves;
   struct Mode {};
   using Chunk = __m512i;
@@ -81,8 +81,11 @@ struct DotScores : PairQueries {
 /** The same scores, and weights rounded to bf16. */
 struct DotPairs : DotScores {
   static constexpr bool kKeyPairs = true;
-  // As many as L2 has room for, so that accumulators are seldom loaded and stored.
-  static int keys_together() { return prefetch_into_l1 ? 16 : 64; }
+  // So that accumulators are seldom loaded and stored; but those at hand and as many ahead have to
+  // fit into a part of L2.
+  static int keys_together(int token_bytes) {
+    return prefetch_into_l1 || token_bytes > 4096 ? 16 : 64;
+  }
   static void round_weights(float* p) { round_row_weights(p); }
   static bool whole_leaf_weights(float* s, const ScoreMod& mod, float* m, float* l) {
     return round_whole_leaf(s, mod, m, l);
