@@ -41,6 +41,7 @@ struct Call {
   const KernelRow* row;
   const RunArgs* args;
   int32_t first_worker;  // with anything to do
+  int32_t merge_bodies;  // of the second pass: each takes every so many tasks
 };
 
 void run_items(void* context, int32_t i) {
@@ -50,8 +51,7 @@ void run_items(void* context, int32_t i) {
 
 /** Task `task` of the second pass: some rows of the last shared unit that begins at or before it.
  */
-void run_merge(void* context, int32_t task) {
-  const Call* call = static_cast<const Call*>(context);
+void run_merge_task(const Call* call, int32_t task) {
   const Schedule& s = *call->args->schedule;
   int32_t low = 0, high = s.num_shared - 1;
   while (low < high) {
@@ -67,6 +67,12 @@ void run_merge(void* context, int32_t task) {
   const int32_t begin = (task - s.shared[low].task_begin) * kMergeRows;
   const int32_t end = begin + kMergeRows < rows ? begin + kMergeRows : rows;
   call->row->merge(*call->args, {unit, begin, end});
+}
+
+void run_merge(void* context, int32_t body) {
+  const Call* call = static_cast<const Call*>(context);
+  const int32_t end = call->args->schedule->num_merge_tasks;
+  for (int32_t task = body; task < end; task += call->merge_bodies) run_merge_task(call, task);
 }
 
 int32_t default_threads() {
@@ -165,8 +171,11 @@ void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
   int32_t first = 0, last = s.num_workers;
   while (first < last && s.worker_items[first] == s.worker_items[first + 1]) ++first;
   while (last > first && s.worker_items[last - 1] == s.worker_items[last]) --last;
-  Call call{&row, &args, first};
-  run_parallel(threads, {{last - first, run_items, &call}, {s.num_merge_tasks, run_merge, &call}});
+  // A host's pool is asked for no more bodies at once than it may run.
+  const int32_t bodies =
+      threads.parallel_for ? std::min(s.num_merge_tasks, threads.num_threads) : s.num_merge_tasks;
+  Call call{&row, &args, first, bodies};
+  run_parallel(threads, {{last - first, run_items, &call}, {bodies, run_merge, &call}});
 }
 
 }  // namespace attnfold::cpu

@@ -56,14 +56,35 @@ void run_worker(const RunArgs& args, int32_t worker) {
   }
 }
 
-/** What has been folded of some rows: whole super-chunks, and the one at hand. */
+/** What has been folded of some rows: whole super-chunks, and the one at hand.  `o` grows where the
+ * first states lie, each of which is read before anything is folded into it; `m` and `l` do not, as
+ * other tasks have rows in the same lines. */
 struct RowFold {
   States total, chunk;
   int chunk_index;
+  float m[2][kMergeRows], l[2][kMergeRows];
+
+  States grow_from(const States& first, int n) {
+    const int free = total.m == m[0] ? 1 : 0;
+    memcpy(m[free], first.m, static_cast<size_t>(n) * sizeof(float));
+    memcpy(l[free], first.l, static_cast<size_t>(n) * sizeof(float));
+    States s = first;
+    s.m = m[free];
+    s.l = l[free];
+    return s;
+  }
 };
 
-/** Folds rows [row, row + n) of a unit's states into `fold`.  Accumulators live where the first
- * states lie: each is read before anything is folded into it. */
+/** Asks for n rows of the states at `slot`: another thread has written them. */
+ATTNFOLD_LANE_FN void ask_for_rows(const States& s, int n) {
+  for (int i = 0; i < n; i += 16) {
+    __builtin_prefetch(s.m + i);
+    __builtin_prefetch(s.l + i);
+  }
+  for (int64_t i = 0; i < n * s.o_stride; i += 16) __builtin_prefetch(s.o + i);
+}
+
+/** Folds rows [row, row + n) of a unit's states into `fold`. */
 ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, int n,
                                 RowFold* fold) {
   const int rows = unit_rows(*args.shape, unit);
@@ -74,15 +95,21 @@ ATTNFOLD_LANE_FN void fold_unit(const RunArgs& args, const Unit& unit, int row, 
     for (int at = item.leaf_begin; at < item.leaf_end; slot += rows * (o_stride + 2)) {
       const Span span = span_at(unit, item, at);
       const States state = from_row(states_at(slot, rows, o_stride), row);
+      if (span.leaf_end < item.leaf_end) {
+        ask_for_rows(from_row(states_at(slot + rows * (o_stride + 2), rows, o_stride), row), n);
+      } else if (i + 1 < unit.item_begin + unit.num_items) {
+        float* next = args.states + args.schedule->items[i + 1].state_offset;
+        ask_for_rows(from_row(states_at(next, rows, o_stride), row), n);
+      }
       const int chunk_index = leaf_at(unit, at) / kSuperChunk;
       if (span.kind == SpanKind::row) {
-        fold->total = state;
+        fold->total = fold->grow_from(state, n);
       } else if (fold->chunk.m && chunk_index == fold->chunk_index) {
         fold_states(fold->chunk, state, n);
       } else {  // a new super-chunk: the one before is whole
         if (fold->chunk.m && fold->total.m) fold_states(fold->total, fold->chunk, n);
         if (fold->chunk.m && !fold->total.m) fold->total = fold->chunk;
-        fold->chunk = state;
+        fold->chunk = fold->grow_from(state, n);
         fold->chunk_index = chunk_index;
       }
       at = span.leaf_end;

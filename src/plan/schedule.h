@@ -106,8 +106,9 @@ struct Item {
       state_offset;  // of its first state, in floats; -1 if the item has all of its rows' leaves
 };
 
-/** Rows of a unit that one task of the second pass finishes. */
-constexpr int32_t kMergeRows = 32;
+/** Rows of a unit that one task of the second pass finishes: few, as a decode that is cut between
+ * all threads has no more than a group or some groups. */
+constexpr int32_t kMergeRows = 4;
 
 /** A unit of one request whose rows' leaves are with several items: the second pass folds their
  * states. */
