@@ -225,10 +225,11 @@ struct BlockWeights {
     float* s = tile.s + vec * 16;
     const Lanes scale = splat(mod.scale), scale_low = splat(mod.scale_low);
     const Lanes minus_m = sub(splat(0.0f), max_keep_nan(max[vec], splat(kLowest)));
-    const auto weight = [&](int n) {
+    const auto exponent = [&](int n) {
       const Lanes x = load(s + n * kTileRows);
-      return exp2_of_difference(fma(x, scale, fma(x, scale_low, minus_m)));
+      return fma(x, scale, fma(x, scale_low, minus_m));
     };
+    const auto weight = [&](int n) { return exp2_of_difference(exponent(n)); };
     const auto edge_weight = [&](int n) {
       if (n < keys.begin || n >= keys.end) return splat(0.0f);
       const Lanes x = load(s + n * kTileRows);
@@ -246,8 +247,17 @@ struct BlockWeights {
     };
     if (__builtin_expect(exact[vec] && !keep && begin >= keys.all_begin && end <= keys.all_end,
                          1)) {
-#pragma GCC unroll 2
-      for (int n = begin; n < end; n += 16) take(n, weight(n + i), weight(n + i + 1));
+      constexpr int kPairs = 2;
+      int n = begin;
+      for (; n + kPairs * 16 <= end; n += kPairs * 16) {
+        Lanes x[2 * kPairs];
+#pragma GCC unroll 16
+        for (int j = 0; j < 2 * kPairs; ++j) x[j] = exponent(n + j / 2 * 16 + i + j % 2);
+        exp2_of_differences<2 * kPairs>(x);
+#pragma GCC unroll 8
+        for (int j = 0; j < kPairs; ++j) take(n + j * 16, x[2 * j], x[2 * j + 1]);
+      }
+      for (; n < end; n += 16) take(n, weight(n + i), weight(n + i + 1));
     } else {
       for (int n = begin; n < end; n += 16) {
         Lanes a, b;
