@@ -203,8 +203,7 @@ typedef struct attnfold_execution {
   const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16,
                                          avx512_bf16_p16, amx_bf16, amx_bf16_p16 or neon forces the rows of that name;
                                          those with bf16 take the avx512 rows along for other types.  p16 rows round
-                                         weights to bf16: unless forced that of avx512 is taken only for an o in bf16 or
-                                         e4m3, and that of amx never */
+                                         weights to bf16: unless forced they are taken only for an o in bf16 or e4m3 */
   attnfold_parallel_for parallel_for; /* NULL = the library's own threads */
   void* parallel_user;                /* handed to parallel_for */
   attnfold_prefix_use prefix_use;     /* of prefixes that several requests share */

