@@ -88,18 +88,18 @@ inline bool pack_matrix_values(const LeafRows& rows, int64_t head_offset, int be
   return special;
 }
 
-/** s[n][r], 32 keys x 32 rows at a time; k of 16 keys each.  `meanwhile` is called once for each
- * step of products, stored(n) when it will not have to wait for the scores of keys [n, n + 32). */
-template <class Meanwhile, class Stored>
+/** s[n][r], 32 keys x 32 rows at a time; k of 16 keys each.  stored(n) is called when it will not
+ * have to wait for the scores of keys [n, n + 32). */
+template <class Stored>
 ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const KeyTile* k, int depth, int begin,
-                                         int end, float* s, Meanwhile meanwhile, Stored stored) {
+                                         int end, float* s, Stored stored) {
   constexpr int64_t kStride = kTileRows * sizeof(float);
   const auto load_step = [&](int n, int d) {
     const KeyTile& a = k[n / 16];
-    tile_load<4>(a.data + d * 4, a.stride);
+    tile_load_once<4>(a.data + d * 4, a.stride);
     tile_load<6>(q + d * kTileRows, kStride);
     tile_load<7>(q + d * kTileRows + 16, kStride);
-    if (n + 16 < end) tile_load<5>(k[n / 16 + 1].data + d * 4, k[n / 16 + 1].stride);
+    if (n + 16 < end) tile_load_once<5>(k[n / 16 + 1].data + d * 4, k[n / 16 + 1].stride);
   };
   begin &= ~15;
   load_step(begin, 0);
@@ -121,7 +121,6 @@ ATTNFOLD_LANE_FN void matrix_tile_scores(const uint32_t* q, const KeyTile* k, in
       } else if (n + 32 < end) {
         load_step(n + 32, 0);
       }
-      meanwhile();
     }
     if (n > begin) stored(n - 32);
     tile_store<0>(s + n * kTileRows, kStride);
@@ -200,7 +199,7 @@ struct BlockWeights {
   const TileWork<S>& tile;
   const TileKeys keys;
   const ScoreMod& mod;
-  const bool keep;
+  bool keep;
   Ahead* const ahead;
   char* const out;
   alignas(64) Lanes max[kTileVecs];
@@ -216,6 +215,12 @@ struct BlockWeights {
       exact[vec] =
           _mm512_cmp_ps_mask(abs(max[vec]).v, _mm512_set1_ps(kLargeScore), _CMP_LT_OQ) == 0xffff;
     }
+  }
+
+  /** As if no step had been: scores are there yet, as they were not kept as weights. */
+  void begin_anew(bool keep_weights) {
+    done = 0;
+    keep = keep_weights;
   }
 
   /** Weights of each eighth pair of keys of 16 rows. */
@@ -308,15 +313,18 @@ struct ValueTiles {
   }
   /** What the first step of products takes. */
   ATTNFOLD_LANE_FN void load_first(const char* v, const char* p) {
-    tile_load<6>(v, 64);
+    tile_load_once<6>(v, 64);
     tile_load<7>(p, 64);
     if constexpr (kParts == 1) {
       tile_load<4>(p + 1024, 64);
-      tile_load<5>(v + 4096, 64);
+      tile_load_once<5>(v + 4096, 64);
     }
   }
-  /** On `num` times 32 keys; then the first step of the next, if there are any. */
-  ATTNFOLD_LANE_FN void multiply(const char* v, const char* p, int num, const char* next_v) {
+  /** On `num` times 32 keys; then the first step of the next, if there are any.  meanwhile(n) is
+   * called after each step. */
+  template <class Meanwhile>
+  ATTNFOLD_LANE_FN void multiply(const char* v, const char* p, int num, const char* next_v,
+                                 Meanwhile meanwhile) {
     const char* const first_p = p;
     tile_zero<0>();
     tile_zero<1>();
@@ -348,8 +356,9 @@ struct ValueTiles {
         tile_multiply<5, 6, 7>();
         if (more) load_first(v + (n + 1) * 1024, p + kTileVecs * 1024);
       }
+      if (!more && next_v != nullptr) load_first(next_v, first_p);
+      meanwhile(n);
     }
-    if (next_v != nullptr) load_first(next_v, first_p);
   }
   ATTNFOLD_LANE_FN void stores(ValueTiles* to) {
     constexpr int64_t kStride = kTileRows * sizeof(float);
@@ -367,12 +376,14 @@ struct ValueTiles {
   }
 };
 
-/** o of a block, without what Inf and NaN among the values do: use(d, tiles) takes the elements
- * from d on while the next are made. */
-template <int kParts, class Use>
+/** o of a block, without what Inf and NaN among the values do: use(d, from, to, tiles) takes
+ * stretches of the elements from d on while the next are made, and meanwhile() is called after each
+ * step of products.  In small pieces: what waits for a tile fills a core's window otherwise. */
+template <int kParts, class Use, class Meanwhile>
 ATTNFOLD_LANE_FN void block_values(const char* v, const char* p, const TileKeys& keys,
-                                   int64_t o_stride, Use use) {
+                                   int64_t o_stride, Use use, Meanwhile meanwhile) {
   using Tiles = ValueTiles<kParts>;
+  constexpr int64_t kFloats = Tiles::kDims * kTileRows;
   const int first = keys.begin / 32, num = (keys.end + 31) / 32 - first;
   v += first * 1024;
   p += first * (kTileVecs * 1024);
@@ -381,33 +392,43 @@ ATTNFOLD_LANE_FN void block_values(const char* v, const char* p, const TileKeys&
   };
   Tiles tiles;
   Tiles::load_first(v, p);
-  Tiles::multiply(v, p, num, at(Tiles::kDims));
+  Tiles::multiply(v, p, num, at(Tiles::kDims), [&](int) { meanwhile(); });
   Tiles::stores(&tiles);
+  const int64_t piece = (4 + num - 1) / num * (kFloats / 4);
   for (int64_t d = 0; d < o_stride; d += Tiles::kDims) {
     const int64_t next = d + Tiles::kDims;
-    if (next < o_stride) Tiles::multiply(at(next), p, num, at(next + Tiles::kDims));
-    use(d, tiles);
-    if (next < o_stride) Tiles::stores(&tiles);
+    if (next >= o_stride) {
+      use(d, 0, kFloats, tiles);
+      break;
+    }
+    Tiles::multiply(at(next), p, num, at(next + Tiles::kDims), [&](int n) {
+      const int64_t from = n * piece, to = from + piece < kFloats ? from + piece : kFloats;
+      if (from < to) use(d, from, to, tiles);
+      meanwhile();
+    });
+    Tiles::stores(&tiles);
   }
 }
 
 /** o of a block into `o`. */
-template <int kParts>
+template <int kParts, class Meanwhile>
 __attribute__((noinline)) void put_block_values(const char* v, const char* p, const TileKeys& keys,
-                                                int64_t o_stride, float* o) {
+                                                int64_t o_stride, float* o, Meanwhile meanwhile) {
   using Tiles = ValueTiles<kParts>;
-  block_values<kParts>(v, p, keys, o_stride, [&](int64_t d, const Tiles& tiles) {
-    for (int64_t i = 0; i < Tiles::kDims * kTileRows; i += 16)
-      store(o + d * kTileRows + i, tiles.joined(i));
-  });
+  block_values<kParts>(
+      v, p, keys, o_stride,
+      [&](int64_t d, int64_t from, int64_t to, const Tiles& tiles) {
+        for (int64_t i = from; i < to; i += 16) store(o + d * kTileRows + i, tiles.joined(i));
+      },
+      meanwhile);
 }
 
 /** fold_block of `a` and the leaf's state, whose o is made meanwhile.  Every row of both has seen a
  * key. */
-template <int kParts>
+template <int kParts, class Meanwhile>
 __attribute__((noinline)) void fold_block_values(const char* v, const char* p, const TileKeys& keys,
                                                  int64_t o_stride, const TileStates& a,
-                                                 const TileStates& b) {
+                                                 const TileStates& b, Meanwhile meanwhile) {
   using Tiles = ValueTiles<kParts>;
   Lanes scale[kTileVecs];
   __mmask16 b_leads[kTileVecs];
@@ -420,19 +441,22 @@ __attribute__((noinline)) void fold_block_values(const char* v, const char* p, c
     store(a.m + i * 16, select_below(lanes.m_a_less_m_b, 0.0f, m_b, m_a));
     store(a.l + i * 16, lanes.fold(load(a.l + i * 16), load(b.l + i * 16)));
   }
-  block_values<kParts>(v, p, keys, o_stride, [&](int64_t d, const Tiles& tiles) {
-    float* o = a.o + d * kTileRows;
+  block_values<kParts>(
+      v, p, keys, o_stride,
+      [&](int64_t d, int64_t from, int64_t to, const Tiles& tiles) {
+        float* o = a.o + d * kTileRows;
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < Tiles::kDims * kTileRows; i += kTileRows) {
+        for (int64_t i = from; i < to; i += kTileRows) {
 #pragma GCC unroll 2
-      for (int vec = 0; vec < kTileVecs; ++vec) {
-        const __m512 x = load(o + i + vec * 16).v, y = tiles.joined(i + vec * 16).v;
-        const __m512 lesser = _mm512_mask_mov_ps(y, b_leads[vec], x);
-        const __m512 larger = _mm512_mask_mov_ps(x, b_leads[vec], y);
-        store(o + i + vec * 16, {_mm512_fmadd_ps(scale[vec].v, lesser, larger)});
-      }
-    }
-  });
+          for (int vec = 0; vec < kTileVecs; ++vec) {
+            const __m512 x = load(o + i + vec * 16).v, y = tiles.joined(i + vec * 16).v;
+            const __m512 lesser = _mm512_mask_mov_ps(y, b_leads[vec], x);
+            const __m512 larger = _mm512_mask_mov_ps(x, b_leads[vec], y);
+            store(o + i + vec * 16, {_mm512_fmadd_ps(scale[vec].v, lesser, larger)});
+          }
+        }
+      },
+      meanwhile);
 }
 
 /** What Inf and NaN among the values do to the o of a block, whose weights are in tile.s. */
@@ -469,8 +493,9 @@ ATTNFOLD_LANE_FN bool all_see_all(const UnitWork<S>& w) {
   return all;
 }
 
-/** Leaves of one super-chunk of a unit, block by block: while the scores of a block are made, so
- * are the weights of the one before, which may belong to the leaf before. */
+/** Leaves of one super-chunk of a unit, block by block: the scores of a block, then its weights
+ * while tiles multiply the values of the block before, which may belong to the leaf before.  So
+ * scores are in L1 still when they become weights. */
 template <class S>
 class TileLeaves {
  public:
@@ -479,18 +504,14 @@ class TileLeaves {
     float** const places[] = {&halves[1].begin, &halves[1].end, &halves[1].sink, &halves[1].leaf.m,
                               &halves[1].leaf.l};
     for (int i = 0; i < 5; ++i) *places[i] = others[i];
-    halves[1].s = other_s;
   }
 
   /** One leaf; meanwhile the lines of leaf `next` are prefetched, or of none if it is -1. */
   void take(int leaf, int next);
 
-  /** What waits. */
+  /** The block that waits. */
   void finish() {
-    if (waiting < 0) return;
-    Weights weights(halves[now], seen[now], mod, largest[now], special, ahead, p);
-    weights.finish();
-    add_block();
+    if (waiting >= 0) add_block([] {});
     waiting = -1;
   }
 
@@ -498,26 +519,28 @@ class TileLeaves {
   static constexpr int kParts = S::kWeightParts;
   using Weights = BlockWeights<kParts, S>;
 
-  /** Values of the block that waits, whose weights are in `p`, into its chunk. */
-  void add_block() {
-    const TileStates& leaf = halves[now].leaf;
+  /** Values of the block that waits into its chunk. */
+  template <class Meanwhile>
+  void add_block(Meanwhile meanwhile) {
+    const int at = 1 - now;
+    const TileStates& leaf = halves[at].leaf;
     const int64_t o_stride = w.leaf.o_stride;
     const char* v = reinterpret_cast<const char*>(tile.v);
     const TileStates chunk = block_of(tile.chunk, waiting, o_stride);
     const auto add_special = [&](float* o) {
-      if (special) add_block_special(w, halves[now], seen[now], v_offset(), waiting, o);
+      if (special) add_block_special(w, halves[at], seen[at], v_offset(), waiting, o);
     };
     if (is_first) {
       memcpy(chunk.m, leaf.m, kTileRows * sizeof(float));
       memcpy(chunk.l, leaf.l, kTileRows * sizeof(float));
-      put_block_values<kParts>(v, p, seen[now], o_stride, chunk.o);
+      put_block_values<kParts>(v, p[at], seen[at], o_stride, chunk.o, meanwhile);
       add_special(chunk.o);
     } else if (special || has_empty_rows(chunk, leaf)) {
-      put_block_values<kParts>(v, p, seen[now], o_stride, leaf.o);
+      put_block_values<kParts>(v, p[at], seen[at], o_stride, leaf.o, meanwhile);
       add_special(leaf.o);
       fold_block(chunk, leaf, o_stride);
     } else {
-      fold_block_values<kParts>(v, p, seen[now], o_stride, chunk, leaf);
+      fold_block_values<kParts>(v, p[at], seen[at], o_stride, chunk, leaf, meanwhile);
     }
   }
   int64_t v_offset() const {
@@ -526,16 +549,14 @@ class TileLeaves {
 
   UnitWork<S>& w;
   TileWork<S>& tile;
-  TileWork<S> halves[2];  // of the block that waits for its weights, halves[now], and of the next
+  TileWork<S> halves[2];  // of the block at hand, halves[now], and of the one that waits
   const ScoreMod mod;
   TileKeys seen[2];
-  BlockMax largest[2];
   int now = 0, waiting = -1;
   bool is_first = false, special = false;  // the leaf of the block that waits
   Ahead ahead[2]{};
   alignas(64) float others[5][kTileRows];
-  alignas(64) float other_s[kLeaf * kTileRows];
-  alignas(64) char p[kParts * kWeightBytes];
+  alignas(64) char p[2][kParts * kWeightBytes];
 };
 
 template <class S>
@@ -569,38 +590,32 @@ void TileLeaves<S>::take(int leaf, int next) {
   const bool all = all_see_all(w), first_of_chunk = tile.chunk.empty;
   bool packed = false;
   for (int block = 0; block < tile.num_blocks; ++block) {
-    TileWork<S>& then = halves[1 - now];
-    TileKeys& then_seen = seen[1 - now];
-    BlockMax& then_largest = largest[1 - now];
+    TileWork<S>& at = halves[now];
+    TileKeys& keys_seen = seen[now];
     if (all) {
-      then_seen = {0, kLeaf, 0, kLeaf};
-      memset(then.leaf.m, 0, kTileRows * sizeof(float));
+      keys_seen = {0, kLeaf, 0, kLeaf};
+      memset(at.leaf.m, 0, kTileRows * sizeof(float));
     } else {
-      then_seen = see_block(w, then, block, then.leaf.m);
+      keys_seen = see_block(w, at, block, at.leaf.m);
     }
-    if (then_seen.begin == then_seen.end) {
+    if (keys_seen.begin == keys_seen.end) {
       if (first_of_chunk)
-        memcpy(tile.chunk.m + block * kTileRows, then.leaf.m, kTileRows * sizeof(float));
+        memcpy(tile.chunk.m + block * kTileRows, at.leaf.m, kTileRows * sizeof(float));
       continue;
     }
-    then_largest.clear();
-    const auto scores = [&](auto meanwhile) {
-      const uint32_t* q = tile.q + block * tile.block_q;
-      matrix_tile_scores(q, k, S::tile_depth(w.q_stride), then_seen.begin, then_seen.end, then.s,
-                         meanwhile, [&](int n) {
-                           const int end = n + 32 < then_seen.end ? n + 32 : then_seen.end;
-                           see_scores(then, then_seen, n, end, &then_largest);
-                         });
-    };
-    if (waiting < 0) {
-      scores([] {});
-    } else {
-      Weights weights(halves[now], seen[now], mod, largest[now], special, ahead, p);
-      scores([&] {
+    BlockMax largest;
+    largest.clear();
+    const uint32_t* q = tile.q + block * tile.block_q;
+    matrix_tile_scores(q, k, S::tile_depth(w.q_stride), keys_seen.begin, keys_seen.end, at.s,
+                       [&](int n) {
+                         const int end = n + 32 < keys_seen.end ? n + 32 : keys_seen.end;
+                         see_scores(at, keys_seen, n, end, &largest);
+                       });
+    Weights weights(at, keys_seen, mod, largest, packed && special, ahead, p[now]);
+    if (waiting >= 0) {
+      add_block([&] {
         if (weights.done < Weights::kSteps) weights.step();
       });
-      weights.finish();
-      add_block();
     }
     if (!packed) {  // now that no block of the leaf before needs its V^T
       point_rows(w.p, lengths, t.v, bytes, w.unit.request, leaf, keys, w.v);
@@ -608,12 +623,14 @@ void TileLeaves<S>::take(int leaf, int next) {
                                    reinterpret_cast<char*>(tile.v));
       is_first = first_of_chunk;
       packed = true;
+      if (special) weights.begin_anew(true);
     }
+    weights.finish();
     waiting = block;
     now = 1 - now;
+    if (special) finish();  // its weights are where the scores of the next go
   }
   tile.chunk.empty = false;
-  if (special) finish();  // what is special is looked for in what the leaf's rows see
 }
 
 /** Leaves [begin, end) of a unit's, all of one super-chunk, into tile.chunk; `last` is the end of

@@ -8,6 +8,14 @@ ATTNFOLD_LANE_FN void tile_load(const void* from, int64_t stride) {
                    : "r"(from), "r"(stride), "i"(kTile)
                    : "memory");
 }
+/** The same of what will not be loaded again soon: it should not push other lines out of L1. */
+template <int kTile>
+ATTNFOLD_LANE_FN void tile_load_once(const void* from, int64_t stride) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+                   :
+                   : "r"(from), "r"(stride), "i"(kTile)
+                   : "memory");
+}
 template <int kTile>
 ATTNFOLD_LANE_FN void tile_store(void* to, int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"

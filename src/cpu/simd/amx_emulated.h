@@ -29,6 +29,10 @@ ATTNFOLD_LANE_FN void tile_load(const void* from, int64_t stride) {
   }
 }
 template <int kTile>
+ATTNFOLD_LANE_FN void tile_load_once(const void* from, int64_t stride) {
+  tile_load<kTile>(from, stride);
+}
+template <int kTile>
 ATTNFOLD_LANE_FN void tile_store(void* to, int64_t stride) {
   check_tile(kTile);
   const EmulatedTiles& t = emulated_tiles;
