@@ -102,11 +102,11 @@ ATTNFOLD_LANE_FN T* take(char*& at, size_t n) {
 }
 
 template <class S>
-UnitWork<S> open_unit(const RunArgs& args, int worker, const Unit& unit) {
+UnitWork<S> open_unit(const RunArgs& args, const Unit& unit) {
   const Problem& p = *args.problem;
   const int max_rows = max_unit_rows(*args.shape);
   const int64_t o_stride = padded(p.head_dim_vo);
-  char* at = args.scratch + static_cast<size_t>(worker) * args.scratch_bytes;
+  char* at = args.scratch;
   UnitWork<S> w{args,
                 p,
                 unit,

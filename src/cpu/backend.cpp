@@ -1,6 +1,7 @@
 #include "cpu/backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -41,12 +42,19 @@ struct Call {
   const KernelRow* row;
   const RunArgs* args;
   int32_t first_worker;  // with anything to do
+  int32_t num_shares;    // of workers from there on
   int32_t merge_bodies;  // of the second pass: each takes every so many tasks
+  std::atomic<int32_t> next_share{0};
 };
 
-void run_items(void* context, int32_t i) {
-  const Call* call = static_cast<const Call*>(context);
-  call->row->run_worker(*call->args, call->first_worker + i);
+/** Takes workers' shares until none is left: threads are not equally fast, nor there at once. */
+void run_items(void* context, int32_t body) {
+  Call* call = static_cast<Call*>(context);
+  RunArgs args = *call->args;
+  args.scratch += static_cast<size_t>(body) * args.scratch_bytes;
+  const auto next = [&] { return call->next_share.fetch_add(1, std::memory_order_relaxed); };
+  for (int32_t i = next(); i < call->num_shares; i = next())
+    call->row->run_worker(args, call->first_worker + i);
 }
 
 /** Task `task` of the second pass: some rows of the last shared unit that begins at or before it.
@@ -165,6 +173,10 @@ void run_parallel(const Threads& threads, std::initializer_list<Phase> phases) {
   run_on_pool(threads.parallel_for ? 1 : threads.num_threads, phases, call_in_mode);
 }
 
+int32_t bodies_at_once(const Threads& threads, int32_t num_workers) {
+  return threads.parallel_for ? num_workers : std::min(num_workers, threads.num_threads);
+}
+
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
   // Workers without items are not woken: a small batch runs on the calling thread.
   const Schedule& s = *args.schedule;
@@ -174,8 +186,10 @@ void run(const KernelRow& row, const Threads& threads, const RunArgs& args) {
   // A host's pool is asked for no more bodies at once than it may run.
   const int32_t bodies =
       threads.parallel_for ? std::min(s.num_merge_tasks, threads.num_threads) : s.num_merge_tasks;
-  Call call{&row, &args, first, bodies};
-  run_parallel(threads, {{last - first, run_items, &call}, {bodies, run_merge, &call}});
+  Call call{&row, &args, first, last - first, bodies};
+  run_parallel(threads,
+               {{std::min(last - first, bodies_at_once(threads, s.num_workers)), run_items, &call},
+                {bodies, run_merge, &call}});
 }
 
 }  // namespace attnfold::cpu

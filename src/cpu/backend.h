@@ -41,6 +41,9 @@ Threads threads_of(const attnfold_execution& execution);
  * with rounding and flush modes set to the defaults and set back. */
 void run_parallel(const Threads& threads, std::initializer_list<Phase> phases);
 
+/** How many bodies of a run need scratch of their own. */
+int32_t bodies_at_once(const Threads& threads, int32_t num_workers);
+
 /** Answers a batch.  `args.states` and `args.scratch` are the caller's; nothing is allocated. */
 void run(const KernelRow& row, const Threads& threads, const RunArgs& args);
 

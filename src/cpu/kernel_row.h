@@ -9,14 +9,14 @@
 
 namespace attnfold::cpu {
 
-/** What every worker of one run reads. */
+/** What every body of one run reads. */
 struct RunArgs {
   const Problem* problem;
   const UnitShape* shape;
   const Schedule* schedule;
   const Lengths* lengths;
   Tensors tensors;
-  char* scratch;  // [num_workers, scratch_bytes]
+  char* scratch;  // [bodies at once, scratch_bytes]; for a kernel that of its body
   size_t scratch_bytes;
   float* states;  // [schedule->state_floats]
 };

@@ -3,8 +3,8 @@
 
 /** One item, span by span. */
 template <DType T, class S, int kChunks>
-void attend_item(const RunArgs& args, int worker, const Item& item) {
-  UnitWork<S> w = open_unit<S>(args, worker, args.schedule->units[item.unit]);
+void attend_item(const RunArgs& args, const Item& item) {
+  UnitWork<S> w = open_unit<S>(args, args.schedule->units[item.unit]);
   const int64_t state_floats = static_cast<int64_t>(w.rows) * state_row_floats(w.p);
   float* slot = item.state_offset < 0 ? nullptr : args.states + item.state_offset;
   if (item.leaf_begin < item.leaf_end) {
@@ -49,9 +49,9 @@ void run_worker(const RunArgs& args, int32_t worker) {
   [[maybe_unused]] const typename S::Mode mode;
   for (int32_t i = s.worker_items[worker]; i < s.worker_items[worker + 1]; ++i) {
     switch (args.problem->head_dim_qk) {
-      case 64: attend_item<T, S, 2>(args, worker, s.items[i]); break;
-      case 128: attend_item<T, S, 4>(args, worker, s.items[i]); break;
-      default: attend_item<T, S, 0>(args, worker, s.items[i]); break;
+      case 64: attend_item<T, S, 2>(args, s.items[i]); break;
+      case 128: attend_item<T, S, 4>(args, s.items[i]); break;
+      default: attend_item<T, S, 0>(args, s.items[i]); break;
     }
   }
 }

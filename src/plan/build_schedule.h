@@ -160,6 +160,18 @@ class Cutter {
   int64_t drift_ = 0;  // of the last cut from its wish
 };
 
+/** How many shares to cut: the most where units are those of decodes and a share has some leaves. A
+ * cut through many rows leaves too many states. */
+ATTNFOLD_HD_LARGE inline int32_t choose_shares(const UnitShape& shape, const Schedule& s,
+                                               int32_t least, int32_t most) {
+  constexpr int64_t kLeavesOfShare = 8;
+  for (int32_t u = 0; u < s.num_units; ++u)
+    if (s.units[u].num_qo * shape.group_size > shape.small_rows) return least;
+  if (s.max_leaf_cost == 0) return least;
+  return static_cast<int32_t>(
+      clamp_to(s.total_cost / (kLeavesOfShare * s.max_leaf_cost), least, most));
+}
+
 /** Floats of the states that an uncut unit leaves behind. */
 ATTNFOLD_HD_LARGE inline int64_t whole_floats(const UnitShape& shape, const Unit& unit) {
   if (!unit.starts_inside && !unit.ends_inside) return 0;
@@ -257,6 +269,7 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
 /**
  * Fills `s`, whose arrays hold what schedule_capacity() says.
  *
+ * least_workers   0, or fewer than num_workers: shares are as many as suit the batch
  * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one
  * leaf; a cut is moved to the edge of a super-chunk where that holds.  Else: cuts drawn from the
  * seed.
@@ -265,11 +278,10 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
                                              const BlockMask& blocks, const Lengths& lengths,
                                              const PrefixSource& prefixes, int32_t num_workers,
                                              uint64_t cut_seed, int64_t state_floats_capacity,
-                                             Schedule* s) {
+                                             Schedule* s, int32_t least_workers = 0) {
   s->num_live_leaves = 0;
   s->num_units = s->num_items = s->num_shared = s->num_merge_tasks = 0;
   s->num_members = s->num_prefix_groups = 0;
-  s->num_workers = num_workers;
   s->num_shared_leaves = s->saved_bytes = s->whole_floats = 0;
   s->state_floats = s->total_cost = s->max_worker_cost = s->max_leaf_cost = 0;
   const bool may_share = blocks.block_size == 0 && lengths.batch <= prefixes.max_batch;
@@ -280,6 +292,9 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
       planner::add_units(shape, mask, blocks, lengths, r, prefix, s);
   }
 
+  if (least_workers > 0)
+    num_workers = planner::choose_shares(shape, *s, least_workers, num_workers);
+  s->num_workers = num_workers;
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
   int32_t worker = 0;
   int64_t start = 0;  // of the current unit on the line

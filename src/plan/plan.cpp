@@ -16,6 +16,9 @@ namespace {
 
 constexpr uintptr_t kWorkspaceAlignment = 64;
 
+/** Of a decode, at most, on some of the library's own threads: whoever is done takes the next. */
+constexpr int32_t kSharesOfThread = 4, kSomeThreads = 4;
+
 /** Read once; later changes of the environment are not seen. */
 const std::string& environment_isa() {
   static const std::string isa = std::getenv("ATTNFOLD_ISA") ? std::getenv("ATTNFOLD_ISA") : "";
@@ -99,11 +102,19 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution& e
   ATTNFOLD_RETURN_IF_ERROR(choose_row(plan->problem_, e.isa, &plan->row_));
   plan->threads_ = cpu::threads_of(e);
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
+  if (e.num_workers == 0 && !e.parallel_for && plan->num_workers_ >= kSomeThreads) {
+    plan->least_workers_ = plan->num_workers_;
+    plan->num_workers_ *= kSharesOfThread;
+  }
   plan->cut_seed_ = e.cut_seed;
   plan->prefix_use_ = e.prefix_use;
   ATTNFOLD_RETURN_IF_ERROR(plan->reserve());
   *out = std::move(plan);
   return {};
+}
+
+size_t Plan::all_scratch_bytes() const {
+  return static_cast<size_t>(cpu::bodies_at_once(threads_, num_workers_)) * scratch_bytes_;
 }
 
 Status Plan::reserve() {
@@ -116,8 +127,15 @@ Status Plan::reserve() {
     return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
                    given_.max_qo_rows);
   }
+  if (least_workers_ > 0) {  // where there are more, units have few rows, and states fewer floats
+    capacity_.state_floats =
+        schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
+                          max_visible_keys(given_, shape_), least_workers_,
+                          !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF)
+            .state_floats;
+  }
   scratch_bytes_ = cpu::worker_scratch_bytes(problem_, shape_);
-  workspace_bytes_ = kWorkspaceAlignment + static_cast<size_t>(num_workers_) * scratch_bytes_ +
+  workspace_bytes_ = kWorkspaceAlignment + all_scratch_bytes() +
                      static_cast<size_t>(capacity_.state_floats) * sizeof(float);
   qo_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
   kv_indptr_.resize(static_cast<size_t>(given_.max_batch) + 1);
@@ -215,7 +233,7 @@ Status Plan::update(const attnfold_lengths* lengths, void* stream) {
   prefixes.indptr = l.prefix_indptr;
   prefixes.requests = l.prefix_requests;
   build_schedule(shape_, problem_.mask, problem_.blocks, lengths_, prefixes, num_workers_,
-                 cut_seed_, capacity_.state_floats, &schedule_);
+                 cut_seed_, capacity_.state_floats, &schedule_, least_workers_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};
@@ -250,7 +268,7 @@ Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t worksp
   args.lengths = &lengths_;
   args.scratch = reinterpret_cast<char*>(base);
   args.scratch_bytes = scratch_bytes_;
-  args.states = reinterpret_cast<float*>(base + static_cast<size_t>(num_workers_) * scratch_bytes_);
+  args.states = reinterpret_cast<float*>(base + all_scratch_bytes());
   cpu::run(*row_, threads_, args);
   return {};
 }
@@ -320,7 +338,7 @@ const int32_t* Plan::requests_of(const Unit& unit) const {
 Status Plan::report(attnfold_plan_report* out) const {
   ATTNFOLD_RETURN_IF_ERROR(check_updated());
   attnfold_plan_report r{};
-  r.num_workers = num_workers_;
+  r.num_workers = schedule_.num_workers;
   r.num_requests = lengths_.batch;
   r.num_units = schedule_.num_units;
   r.num_items = schedule_.num_items;

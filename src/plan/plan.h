@@ -35,6 +35,7 @@ class Plan final : public AnyPlan {
 
  private:
   Status reserve();
+  size_t all_scratch_bytes() const;
   int64_t key_bytes() const;  // of k, v and scales of one key of one kv head
   int64_t kv_bytes() const;
   int64_t num_block_keys(const Unit& unit) const;
@@ -45,7 +46,8 @@ class Plan final : public AnyPlan {
   attnfold_problem given_;  // every default resolved
   Problem problem_;
   cpu::Threads threads_;
-  int32_t num_workers_;
+  int32_t num_workers_;        // at most
+  int32_t least_workers_ = 0;  // 0: always as many as num_workers_
   uint64_t cut_seed_;
   attnfold_prefix_use prefix_use_;
   const cpu::KernelRow* row_;

@@ -51,6 +51,26 @@ TEST(Threads, CallsGoOnWithTheThreadsOfTheFirstOne) {
   EXPECT_EQ(all, first);
 }
 
+int32_t num_shares(const SmallCall& call, const attnfold_execution& e) {
+  const PlanPtr plan = make_plan(call, e);
+  attnfold_plan_report report{};
+  report.struct_size = sizeof report;
+  EXPECT_EQ(attnfold_plan_get_report(plan.get(), &report), ATTNFOLD_OK);
+  return report.num_workers;
+}
+
+TEST(Threads, DecodesAreCutIntoMoreSharesThanThereAreThreads) {
+  SmallCall decode({{1, 16384}}), short_decode({{1, 1000}}), prefill({{300, 16384}});
+  EXPECT_EQ(num_shares(decode, execution(4, 0)), 16);
+  EXPECT_EQ(num_shares(short_decode, execution(4, 0)), 4);
+  EXPECT_EQ(num_shares(prefill, execution(4, 0)), 4);
+  EXPECT_EQ(num_shares(decode, execution(2, 0)), 2);
+  EXPECT_EQ(num_shares(decode, execution(4, 3)), 3);
+  const Bytes expected = answer(decode, execution(1, 1));
+  EXPECT_TRUE(same_bytes(answer(decode, execution(4, 0)), expected));
+  EXPECT_TRUE(same_bytes(answer(decode, execution(13, 0)), expected));
+}
+
 TEST(Threads, OnePlanRunsOnSeveralThreadsEachWithItsOwnWorkspaceAndOutputs) {
   SmallCall call({{1, 5000}, {5, 700}, {1, 20}});
   const Bytes expected = answer(call, execution(1, 1));
