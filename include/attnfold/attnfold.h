@@ -198,8 +198,8 @@ typedef enum attnfold_backend {
 typedef struct attnfold_execution {
   size_t struct_size;
   int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS, else the CPUs this process may use; 1..1024 */
-  int32_t num_workers;                /* shares the work is cut into; 0 = num_threads, of decodes on the library's own
-                                         threads up to 4 a thread; 1..1024 */
+  int32_t num_workers;                /* shares the work is cut into; 0 = num_threads, on the library's own threads as
+                                         many as suit the batch; 1..1024 */
   uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
   const char* isa;                    /* NULL = ATTNFOLD_ISA, else from CPUID; scalar, avx2, avx512, avx512_bf16,
                                          avx512_bf16_p16, amx_bf16, amx_bf16_p16 or neon forces the rows of that name;

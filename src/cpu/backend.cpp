@@ -47,14 +47,15 @@ struct Call {
   std::atomic<int32_t> next_share{0};
 };
 
-/** Takes workers' shares until none is left: threads are not equally fast, nor there at once. */
+/** Takes workers' shares until none is left, as threads are not equally fast, nor there at once;
+ * the last first: of a prefill they are those with more keys. */
 void run_items(void* context, int32_t body) {
   Call* call = static_cast<Call*>(context);
   RunArgs args = *call->args;
   args.scratch += static_cast<size_t>(body) * args.scratch_bytes;
   const auto next = [&] { return call->next_share.fetch_add(1, std::memory_order_relaxed); };
   for (int32_t i = next(); i < call->num_shares; i = next())
-    call->row->run_worker(args, call->first_worker + i);
+    call->row->run_worker(args, call->first_worker + call->num_shares - 1 - i);
 }
 
 /** Task `task` of the second pass: some rows of the last shared unit that begins at or before it.

@@ -160,16 +160,29 @@ class Cutter {
   int64_t drift_ = 0;  // of the last cut from its wish
 };
 
-/** How many shares to cut: the most where units are those of decodes and a share has some leaves. A
- * cut through many rows leaves too many states. */
-ATTNFOLD_HD_LARGE inline int32_t choose_shares(const UnitShape& shape, const Schedule& s,
-                                               int32_t least, int32_t most) {
-  constexpr int64_t kLeavesOfShare = 8;
+ATTNFOLD_HD_LARGE inline int64_t unit_cost(const Unit& unit) {
+  return unit.leaf_cost * num_leaves(unit);
+}
+
+/** Whether units are so many, and so small, that threads may take them as they are. */
+ATTNFOLD_HD_LARGE inline bool units_suffice(const Schedule& s, int32_t num_threads) {
+  constexpr int64_t kUnitsOfThread = 4;
+  int64_t largest = 0;
   for (int32_t u = 0; u < s.num_units; ++u)
-    if (s.units[u].num_qo * shape.group_size > shape.small_rows) return least;
-  if (s.max_leaf_cost == 0) return least;
-  return static_cast<int32_t>(
-      clamp_to(s.total_cost / (kLeavesOfShare * s.max_leaf_cost), least, most));
+    if (unit_cost(s.units[u]) > largest) largest = unit_cost(s.units[u]);
+  return largest * kUnitsOfThread * num_threads <= s.total_cost;
+}
+
+/** How many equal shares to cut: some for each thread where units are those of decodes and a share
+ * has some leaves.  A cut through many rows leaves too many states. */
+ATTNFOLD_HD_LARGE inline int32_t choose_shares(const UnitShape& shape, const Schedule& s,
+                                               int32_t num_threads) {
+  constexpr int64_t kLeavesOfShare = 8, kSharesOfThread = 4;
+  for (int32_t u = 0; u < s.num_units; ++u)
+    if (s.units[u].num_qo * shape.group_size > shape.small_rows) return num_threads;
+  if (s.max_leaf_cost == 0) return num_threads;
+  return static_cast<int32_t>(clamp_to(s.total_cost / (kLeavesOfShare * s.max_leaf_cost),
+                                       num_threads, kSharesOfThread * num_threads));
 }
 
 /** Floats of the states that an uncut unit leaves behind. */
@@ -269,7 +282,8 @@ ATTNFOLD_HD_LARGE inline ScheduleCapacity schedule_capacity(const UnitShape& sha
 /**
  * Fills `s`, whose arrays hold what schedule_capacity() says.
  *
- * least_workers   0, or fewer than num_workers: shares are as many as suit the batch
+ * num_threads   0, or fewer than num_workers: shares are as many as suit the batch, and some may be
+ * larger, as threads take them in turn, the last first
  * cut_seed   0: balanced cuts, none of which gives a worker more than its equal share plus one
  * leaf; a cut is moved to the edge of a super-chunk where that holds.  Else: cuts drawn from the
  * seed.
@@ -278,7 +292,7 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
                                              const BlockMask& blocks, const Lengths& lengths,
                                              const PrefixSource& prefixes, int32_t num_workers,
                                              uint64_t cut_seed, int64_t state_floats_capacity,
-                                             Schedule* s, int32_t least_workers = 0) {
+                                             Schedule* s, int32_t num_threads = 0) {
   s->num_live_leaves = 0;
   s->num_units = s->num_items = s->num_shared = s->num_merge_tasks = 0;
   s->num_members = s->num_prefix_groups = 0;
@@ -292,8 +306,12 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
       planner::add_units(shape, mask, blocks, lengths, r, prefix, s);
   }
 
-  if (least_workers > 0)
-    num_workers = planner::choose_shares(shape, *s, least_workers, num_workers);
+  const bool uncut = num_threads > 0 && planner::units_suffice(*s, num_threads);
+  if (uncut) {
+    if (num_workers > s->num_units) num_workers = s->num_units > 0 ? s->num_units : 1;
+  } else if (num_threads > 0) {
+    num_workers = planner::choose_shares(shape, *s, num_threads);
+  }
   s->num_workers = num_workers;
   planner::Cutter cutter(num_workers, cut_seed, s->total_cost, s->max_leaf_cost);
   int32_t worker = 0;
@@ -302,10 +320,11 @@ ATTNFOLD_HD_LARGE inline void build_schedule(const UnitShape& shape, const Mask&
   int64_t whole_left = s->whole_floats;  // that uncut units still to come take
   for (int32_t u = 0; u < s->num_units; ++u) {
     Unit& unit = s->units[u];
-    const int64_t end = start + unit.leaf_cost * num_leaves(unit);
+    const int64_t end = start + planner::unit_cost(unit);
     unit.item_begin = s->num_items;
     int32_t at = first_leaf(unit);
-    while (worker + 1 < num_workers && wish < end) {
+    if (uncut) worker = static_cast<int32_t>(int64_t{u} * num_workers / s->num_units);
+    while (!uncut && worker + 1 < num_workers && wish < end) {
       int32_t cut = cutter.place(unit, start, wish);
       if (cut < at) cut = at;
       if (cut > at) s->items[s->num_items++] = {u, worker, at, cut, -1};

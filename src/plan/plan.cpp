@@ -16,8 +16,8 @@ namespace {
 
 constexpr uintptr_t kWorkspaceAlignment = 64;
 
-/** Of a decode, at most, on some of the library's own threads: whoever is done takes the next. */
-constexpr int32_t kSharesOfThread = 4, kSomeThreads = 4;
+/** At most, on some of the library's own threads: whoever is done takes the next. */
+constexpr int32_t kSharesOfThread = 16, kSomeThreads = 4;
 
 /** Read once; later changes of the environment are not seen. */
 const std::string& environment_isa() {
@@ -103,7 +103,7 @@ Status Plan::create(const attnfold_problem* problem, const attnfold_execution& e
   plan->threads_ = cpu::threads_of(e);
   plan->num_workers_ = e.num_workers ? e.num_workers : plan->threads_.num_threads;
   if (e.num_workers == 0 && !e.parallel_for && plan->num_workers_ >= kSomeThreads) {
-    plan->least_workers_ = plan->num_workers_;
+    plan->shared_threads_ = plan->num_workers_;
     plan->num_workers_ *= kSharesOfThread;
   }
   plan->cut_seed_ = e.cut_seed;
@@ -127,10 +127,10 @@ Status Plan::reserve() {
     return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
                    given_.max_qo_rows);
   }
-  if (least_workers_ > 0) {  // where there are more, units have few rows, and states fewer floats
+  if (shared_threads_ > 0) {  // where there are more, units have few rows, and states fewer floats
     capacity_.state_floats =
         schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
-                          max_visible_keys(given_, shape_), least_workers_,
+                          max_visible_keys(given_, shape_), shared_threads_,
                           !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF)
             .state_floats;
   }
@@ -233,7 +233,7 @@ Status Plan::update(const attnfold_lengths* lengths, void* stream) {
   prefixes.indptr = l.prefix_indptr;
   prefixes.requests = l.prefix_requests;
   build_schedule(shape_, problem_.mask, problem_.blocks, lengths_, prefixes, num_workers_,
-                 cut_seed_, capacity_.state_floats, &schedule_, least_workers_);
+                 cut_seed_, capacity_.state_floats, &schedule_, shared_threads_);
   for (int32_t m = 0; m < schedule_.num_members; ++m) requests_[m] = members_[m].request;
   updated_ = true;
   return {};

@@ -46,8 +46,9 @@ class Plan final : public AnyPlan {
   attnfold_problem given_;  // every default resolved
   Problem problem_;
   cpu::Threads threads_;
-  int32_t num_workers_;        // at most
-  int32_t least_workers_ = 0;  // 0: always as many as num_workers_
+  int32_t num_workers_;  // at most
+  int32_t shared_threads_ =
+      0;  // that take shares in turn, as many as suit a batch; 0: num_workers_ shares
   uint64_t cut_seed_;
   attnfold_prefix_use prefix_use_;
   const cpu::KernelRow* row_;

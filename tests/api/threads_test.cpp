@@ -59,16 +59,20 @@ int32_t num_shares(const SmallCall& call, const attnfold_execution& e) {
   return report.num_workers;
 }
 
-TEST(Threads, DecodesAreCutIntoMoreSharesThanThereAreThreads) {
-  SmallCall decode({{1, 16384}}), short_decode({{1, 1000}}), prefill({{300, 16384}});
-  EXPECT_EQ(num_shares(decode, execution(4, 0)), 16);
+TEST(Threads, WorkIsCutIntoMoreSharesThanThereAreThreads) {
+  SmallCall decode({{1, 16384}}), short_decode({{1, 1000}}), prefill({{300, 16384}}),
+      long_prefill({{900, 3000}});
+  EXPECT_EQ(num_shares(decode, execution(4, 0)), 16) << "eight leaves each";
   EXPECT_EQ(num_shares(short_decode, execution(4, 0)), 4);
-  EXPECT_EQ(num_shares(prefill, execution(4, 0)), 4);
+  EXPECT_EQ(num_shares(prefill, execution(4, 0)), 4) << "cuts through many rows";
+  EXPECT_GE(num_shares(long_prefill, execution(4, 0)), 16) << "units as they are";
   EXPECT_EQ(num_shares(decode, execution(2, 0)), 2);
   EXPECT_EQ(num_shares(decode, execution(4, 3)), 3);
-  const Bytes expected = answer(decode, execution(1, 1));
-  EXPECT_TRUE(same_bytes(answer(decode, execution(4, 0)), expected));
-  EXPECT_TRUE(same_bytes(answer(decode, execution(13, 0)), expected));
+  for (SmallCall* call : {&decode, &prefill, &long_prefill}) {
+    const Bytes expected = answer(*call, execution(1, 1));
+    EXPECT_TRUE(same_bytes(answer(*call, execution(4, 0)), expected));
+    EXPECT_TRUE(same_bytes(answer(*call, execution(13, 0)), expected));
+  }
 }
 
 TEST(Threads, OnePlanRunsOnSeveralThreadsEachWithItsOwnWorkspaceAndOutputs) {
