@@ -25,11 +25,41 @@ def dtype_code(name: str, dtype: Any) -> int:
     if code is None:
         try:
             code = _CODES.get(np.dtype(dtype).name)
-        except TypeError:
+        except (TypeError, ValueError):
             pass
     if code is None:
-        raise ValueError(f"{name}: expected one of {', '.join(_NAMES)}, got {dtype!r}")
+        raise ValueError(f"{name}: expected one of {', '.join(_NAMES)}, got {shown(dtype)}")
     return code
+
+
+def dtype_name(name: str, dtype: Any) -> str:
+    """The name of a type that is given in one of these ways."""
+    return _NAMES[dtype_code(name, dtype)]
+
+
+def shown(value: Any) -> str:
+    """A value in an error: as it is written, or its type where that is long."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool; TypeError for what is none, such as a mask given in the place of `causal`."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name}: expected True or False, got {shown(value)}")
+
+
+def shape_of(name: str, array: Any) -> tuple[int, ...]:
+    """The shape of an array; TypeError for what is none."""
+    shape = getattr(array, "shape", None)
+    return shape if isinstance(shape, tuple) else _core.describe(name, array)[0]
+
+
+def dtype_of(name: str, array: Any) -> Any:
+    """The type of an array's elements, as its framework or the extension calls it."""
+    dtype = getattr(array, "dtype", None)
+    return _core.describe(name, array)[1] if dtype is None or isinstance(array, type) else dtype
 
 
 def framework(array: Any) -> str:
@@ -93,8 +123,8 @@ def _new_dtype(kind: str, code: int) -> Any:
     return made
 
 
-def new_array(like: Any, kind: str, shape: tuple[int, ...], code: int) -> Any:
-    """An array of `kind`, not initialised, where `like` lies.  For jax: what `finish` makes an array of."""
+def new_array(like: Any, kind: str, shape: tuple[int, ...], code: int, name: str = "q") -> Any:
+    """An array of `kind`, not initialised, where the argument `name` lies.  For jax: what `finish` makes an array of."""
     made: Any
     if kind == "numpy":
         return np.empty(shape, _new_dtype(kind, code))
@@ -102,7 +132,7 @@ def new_array(like: Any, kind: str, shape: tuple[int, ...], code: int) -> Any:
         import torch
 
         return torch.empty(shape, dtype=_new_dtype(kind, code), device=like.device)
-    if kind == "jax" and cuda_device(like) is None:
+    if kind == "jax" and cuda_device(name, like) is None:
         return _Lent(shape, code)
     if kind == "jax":
         import jax
@@ -160,9 +190,11 @@ def zero_and(n: int, like: Any, kind: str) -> Any:
         return cupy.arange(2, dtype="int32") * np.int32(n)
 
 
-def check_no_gradient(name: str, array: Any) -> None:
+def check_no_gradient(**arrays: Any) -> None:
     """attnfold has no backward pass: a tensor that wants a gradient is refused, not silently cut off."""
-    if array is not None and getattr(array, "requires_grad", False):
+    for name, array in arrays.items():
+        if array is None or not getattr(array, "requires_grad", False):
+            continue
         import torch
 
         if torch.is_grad_enabled():
@@ -174,25 +206,29 @@ def _device_of_jax(array: Any) -> Any:
     return device
 
 
-def cuda_device(array: Any) -> int | None:
+def cuda_device(name: str, array: Any) -> int | None:
     """The number of the CUDA device that an array lies on; None for the CPU's memory, lists too."""
     kind = framework(array)
     if kind == "torch":
         return array.device.index if array.is_cuda else None
     if kind == "cupy":
         return int(array.device.id)
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+    if isinstance(array, (np.ndarray, type)) or not hasattr(array, "__dlpack_device__"):
         return None
-    place, number = array.__dlpack_device__()
+    try:
+        place, number = array.__dlpack_device__()
+    except Exception as error:  # a deleted array of jax
+        got = f"{type(array).__name__}: {error}"
+        raise ValueError(f"{name}: expected an array whose memory DLPack can lend, got {got}") from error
     return int(number) if int(place) in (2, 13) else None  # kDLCUDA, kDLCUDAManaged
 
 
-def place(array: Any, stream: int | None = None) -> dict[str, int]:
+def place(name: str, array: Any, stream: int | None = None) -> dict[str, int]:
     """The fields of an execution where an array lies: of a GPU its number and `stream`, else the framework's current one."""
-    device = cuda_device(array)
+    device = cuda_device(name, array)
     if device is None:
         if stream is not None:
-            raise ValueError(f"stream: expected None with memory of the CPU, got {stream}")
+            raise ValueError(f"stream: expected None with memory of the CPU, got {stream!r}")
         return {}
     if stream is None:
         stream = current_stream(framework(array), array)

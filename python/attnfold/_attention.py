@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Callable
 
-from attnfold._arrays import cuda_device, framework, zero_and
+from attnfold._arrays import cuda_device, dtype_name, dtype_of, flag, framework, shape_of, zero_and
 from attnfold._plan import Array, Plan, create
 
 _KEPT = 32
@@ -24,7 +24,10 @@ _local = _Plans()
 
 
 def _plan(key: tuple[Any, ...], capturing: bool, make: Callable[[], Plan]) -> Plan:
-    plan = _local.captured.get(key) if capturing else _local.plans.get(key)
+    try:
+        plan = _local.captured.get(key) if capturing else _local.plans.get(key)
+    except TypeError:  # an argument that cannot be hashed, which is none that `create` takes
+        return make()
     if plan is not None:
         if not capturing:
             _local.plans.move_to_end(key)
@@ -86,20 +89,24 @@ def attention(
     >>> bool(np.allclose(o, np.einsum("qhk,khd->qhd", p, v.repeat(2, axis=1)), atol=1e-5))
     True
     """
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if len(array.shape) != 3:
-            raise ValueError(f"{name}: expected shape [any, any, any], got {list(array.shape)}")
-    (qo_len, qo_heads, head_dim_qk), (kv_len, kv_heads, head_dim_vo) = q.shape, v.shape
-    if k.shape[0] != kv_len:
-        raise ValueError(f"k: expected {kv_len} rows, those of v, got {k.shape[0]}")
-    kind, device = framework(q), cuda_device(q)
+    q_shape, k_shape, v_shape = shape_of("q", q), shape_of("k", k), shape_of("v", v)
+    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+        if len(shape) != 3:
+            raise ValueError(f"{name}: expected shape [any, any, any], got {list(shape)}")
+    (qo_len, qo_heads, head_dim_qk), (kv_len, kv_heads, head_dim_vo) = q_shape, v_shape
+    if k_shape[0] != kv_len:
+        raise ValueError(f"k: expected {kv_len} rows, those of v, got {k_shape[0]}")
+    causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+    kind, device = framework(q), cuda_device("q", q)
+    q_dtype, k_dtype = dtype_of("q", q), dtype_of("k", k)
     key = (
-        qo_heads, kv_heads, head_dim_qk, head_dim_vo, q.dtype, k.dtype, causal, sm_scale, window_left, window_right,
+        qo_heads, kv_heads, head_dim_qk, head_dim_vo, q_dtype, k_dtype, causal, sm_scale, window_left, window_right,
         logits_softcap, num_threads, device, _capacity(qo_len), _capacity(kv_len),
     )  # fmt: skip
     make = lambda: create(  # noqa: E731
         qo_heads=qo_heads, kv_heads=kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo,
-        q_dtype=q.dtype, kv_dtype=k.dtype, kv_storage="ragged", mask="causal" if causal else "none",
+        q_dtype=dtype_name("q", q_dtype), kv_dtype=dtype_name("k", k_dtype),
+        kv_storage="ragged", mask="causal" if causal else "none",
         window_left=window_left, window_right=window_right, sm_scale=sm_scale, logits_softcap=logits_softcap,
         max_batch=1, max_qo_rows=_capacity(qo_len), max_kv_len=_capacity(kv_len), num_threads=num_threads,
         backend="cpu" if device is None else "cuda", device=device or 0,

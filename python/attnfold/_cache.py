@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnfold import _core
-from attnfold._arrays import INT64, cuda_device, finish, framework, new_array, place
+from attnfold._arrays import INT64, check_no_gradient, cuda_device, finish, framework, new_array, place, shape_of
 from attnfold._plan import _LAYOUTS, _SCALES, Array, choice, execution_fields
 
 NO_SLOT = -1
@@ -61,8 +61,9 @@ def append(
     >>> np.argwhere(k_cache[..., 0, 0]).tolist()
     [[1, 1]]
     """
+    check_no_gradient(k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     pool = _pool(k_cache, v_cache, kv_layout, (k_scale_kind, v_scale_kind, k_scale, v_scale))
-    _core.append(pool, k, v, slots, execution_fields(num_threads, **place(k_cache, stream)))
+    _core.append(pool, k, v, slots, execution_fields(num_threads, **place("k_cache", k_cache, stream)))
 
 
 def slot_mapping(
@@ -98,19 +99,20 @@ def slot_mapping(
     >>> attnfold.slot_mapping([0, 1, 4], [6, 3], [[2, 0], [1, -1]], page_size=4, num_pages=3).tolist()
     [1, 4, 5, 6]
     """
-    where = place(qo_indptr, stream)
+    where, slots = place("qo_indptr", qo_indptr, stream), None
     kind = framework(qo_indptr) if where else "numpy"
     if kind == "jax":  # which has no int64 unless told so, and no arrays to append to
         raise NotImplementedError("qo_indptr: expected an array of torch or cupy on a GPU, got one of jax")
-    if num_slots is None and where:
-        if positions is None:
+    if where:
+        if num_slots is not None:
+            num_slots = _core.int_of("num_slots", num_slots, 0, 2**31 - 1)
+        elif positions is not None:
+            num_slots = shape_of("positions", positions)[0]
+        else:
             raise ValueError("num_slots: expected a number with lengths on a GPU, got None")
-        num_slots = len(positions)
-    elif num_slots is None:
-        num_slots = int(qo_indptr[len(qo_indptr) - 1])
-    slots = new_array(qo_indptr, kind, (num_slots,), INT64)
-    _core.slot_mapping(
-        qo_indptr, kv_len, block_table, kv_indptr, kv_indices, page_size, num_pages, positions, slots,
+        slots = new_array(qo_indptr, kind, (num_slots,), INT64)
+    slots = _core.slot_mapping(
+        qo_indptr, kv_len, block_table, kv_indptr, kv_indices, page_size, num_pages, positions, num_slots, slots,
         execution_fields(None, **where),
     )  # fmt: skip
     return finish(kind, slots)
@@ -138,14 +140,9 @@ def map_to_kernel_pages(
     >>> attnfold.map_to_kernel_pages([[3, 1]], block_size=32, page_size=16, num_blocks=4).tolist()
     [[6, 7, 2, 3]]
     """
-    if cuda_device(block_table) is not None:
+    if cuda_device("block_table", block_table) is not None:
         raise NotImplementedError("block_table: expected memory of the CPU, got memory of a GPU")
-    table = np.ascontiguousarray(block_table, np.int32)
-    if table.ndim != 2:
-        raise ValueError(f"block_table: expected shape [any, any], got {list(table.shape)}")
-    pages = np.empty((table.shape[0], table.shape[1] * max(block_size // max(page_size, 1), 0)), np.int32)
-    _core.map_to_kernel_pages(table, block_size, page_size, num_blocks, used, pages)
-    return pages
+    return _core.map_to_kernel_pages(block_table, block_size, page_size, num_blocks, used)
 
 
 def copy_pages(
@@ -177,7 +174,12 @@ def copy_pages(
     True
     """
     none = ("none", "none", None, None)
-    _core.copy_pages(
-        _pool(*from_pool, kv_layout, none), _pool(*to_pool, kv_layout, none), pairs,
-        execution_fields(num_threads, **place(from_pool[0], stream)),
-    )  # fmt: skip
+    pools = []
+    for name, pool in (("from_pool", from_pool), ("to_pool", to_pool)):
+        try:
+            k_cache, v_cache = pool
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: expected (k_cache, v_cache), got {type(pool).__name__}") from None
+        pools.append(_pool(k_cache, v_cache, kv_layout, none))
+    where = place("from_pool.k_cache", pools[0][0], stream)
+    _core.copy_pages(pools[0], pools[1], pairs, execution_fields(num_threads, **where))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from attnfold import _core
-from attnfold._arrays import check_no_gradient, current_stream, dtype_code, finish, framework, memory, new_array
+from attnfold._arrays import (
+    check_no_gradient, current_stream, dtype_code, finish, flag, framework, memory, new_array, shape_of, shown,
+)  # fmt: skip
 
 Array = Any  # numpy, torch, jax or cupy arrays, or anything with __dlpack__
 
@@ -22,7 +24,7 @@ def choice(name: str, value: Any, choices: Mapping[str, int]) -> int:
     try:
         return choices[value]
     except (KeyError, TypeError):
-        raise ValueError(f"{name}: expected {' or '.join(choices)}, got {value!r}") from None
+        raise ValueError(f"{name}: expected {' or '.join(choices)}, got {shown(value)}") from None
 
 
 def execution_fields(num_threads: int | None, **more: Any) -> dict[str, Any]:
@@ -169,14 +171,12 @@ class Plan:
         """
         kind = framework(q)
         if kind == "torch":
-            check_no_gradient("q", q)
-            check_no_gradient("k", k)
-            check_no_gradient("v", v)
+            check_no_gradient(q=q, k=k, v=v, alibi_slopes=alibi_slopes, sink_logits=sink_logits)
         made_o = o is None
         if o is None:
-            o = new_array(q, kind, (q.shape[0], *self._o_shape), self._o_code)
-        if lse is None and return_lse:
-            lse = new_array(q, kind, (q.shape[0], self._o_shape[0]), 0)
+            o = new_array(q, kind, (_rows(q), *self._o_shape), self._o_code)
+        if lse is None and flag("return_lse", return_lse):
+            lse = new_array(q, kind, (_rows(q), self._o_shape[0]), 0)
         if self._core.cuda:
             stream = current_stream(kind, q) if stream is None else stream
             workspace = self._device_workspace(q, kind, stream) if workspace is None else workspace
@@ -295,6 +295,8 @@ def create(
     Traceback (most recent call last):
     ValueError: kv_heads: expected a divisor of qo_heads (9), got 2
     """
+    if isinstance(sm_scale, (int, float)) and sm_scale < 0:  # -1 means the default in C
+        raise ValueError(f"sm_scale: expected a finite number >= 0, or None, got {sm_scale}")
     q_code = dtype_code("dtype", dtype if dtype is not None else "bfloat16")
     if q_dtype is not None:
         q_code = dtype_code("q_dtype", q_dtype)
@@ -322,7 +324,7 @@ def create(
         "sink_tokens": sink_tokens,
         "k_scale_kind": choice("k_scale_kind", k_scale_kind, _SCALES),
         "v_scale_kind": choice("v_scale_kind", v_scale_kind, _SCALES),
-        "v_in_k": int(v_in_k),
+        "v_in_k": flag("v_in_k", v_in_k),
         "sparse_block_size": sparse_block_size,
         "sparse_local_blocks": sparse_local_blocks,
         "sparse_vertical_stride": sparse_vertical_stride,
@@ -338,6 +340,13 @@ def create(
         device=device,
     )
     return Plan(problem, execution)
+
+
+def _rows(q: Any) -> int:
+    shape = shape_of("q", q)
+    if len(shape) != 3:
+        raise ValueError(f"q: expected shape [any, any, any], got {list(shape)}")
+    return shape[0]
 
 
 def _width(name: str, both: int | None, own: int | None) -> int:

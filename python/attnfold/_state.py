@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from attnfold import _core
-from attnfold._arrays import dtype_code, finish, framework, new_array, place
+from attnfold._arrays import check_no_gradient, dtype_code, dtype_of, finish, flag, framework, new_array, place, shape_of
 from attnfold._plan import Array, choice, execution_fields
 
 _LSE_LAYOUTS = {"rows_heads": 0, "heads_rows": 1}
@@ -38,16 +38,22 @@ class State:
     num_rows: int = -1
 
 
-def _fields(state: State) -> tuple[Any, ...]:
+def _fields(name: str, state: State) -> tuple[Any, ...]:
     return (
-        state.o, state.lse, choice("lse_layout", state.lse_layout, _LSE_LAYOUTS),
-        choice("log_base", state.log_base, _LOG_BASES), choice("empty", state.empty, _EMPTY),
-        float(state.empty_value), bool(state.sink_included), state.l, int(state.num_rows),
+        state.o, state.lse, choice(name + ".lse_layout", state.lse_layout, _LSE_LAYOUTS),
+        choice(name + ".log_base", state.log_base, _LOG_BASES), choice(name + ".empty", state.empty, _EMPTY),
+        state.empty_value, flag(name + ".sink_included", state.sink_included), state.l, state.num_rows,
     )  # fmt: skip
 
 
-def _as_state(state: Any) -> State:
-    return state if isinstance(state, State) else State(*state)
+def _as_state(name: str, state: Any) -> State:
+    if not isinstance(state, State):
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            got = f"{len(state)} of them" if isinstance(state, (tuple, list)) else type(state).__name__
+            raise TypeError(f"{name}: expected a State or (o, lse), got {got}")
+        state = State(*state)
+    check_no_gradient(**{name + ".o": state.o, name + ".lse": state.lse})
+    return state
 
 
 def merge(
@@ -82,20 +88,27 @@ def merge(
     >>> bool(np.allclose(o, whole, atol=1e-6))
     True
     """
-    given = [_as_state(s) for s in states]
+    try:
+        given = list(states)
+    except TypeError:
+        raise TypeError(f"states: expected a list of states, got {type(states).__name__}") from None
+    given = [_as_state(f"states[{i}]", s) for i, s in enumerate(given)]
     kind = "numpy"
     if out is None:
         if not given:
             raise ValueError("out: expected a State, with no states to make one like, got None")
-        first = next((s for s in given if s.num_rows < 0), given[0])
-        kind = framework(first.o)
-        o = new_array(first.o, kind, tuple(first.o.shape), dtype_code("o", first.o.dtype))
-        lse = new_array(first.o, kind, tuple(first.o.shape[:2]), 0)
-        to = State(o, lse)
+        i = next((i for i, s in enumerate(given) if isinstance(s.num_rows, int) and s.num_rows < 0), 0)
+        name, first = f"states[{i}].o", given[i]
+        kind, shape = framework(first.o), tuple(shape_of(name, first.o))
+        if len(shape) != 3:
+            raise ValueError(f"{name}: expected shape [any, any, any], got {list(shape)}")
+        o = new_array(first.o, kind, shape, dtype_code(name, dtype_of(name, first.o)), name)
+        to = State(o, new_array(first.o, kind, shape[:2], 0, name))
     else:
-        to = _as_state(out)
-    execution = execution_fields(num_threads, **place((given or [to])[0].o, stream))
-    _core.merge([_fields(s) for s in given], _fields(to), row_mask, execution)
+        to = _as_state("out", out)
+    where = place("states[0].o", given[0].o, stream) if given else place("out.o", to.o, stream)
+    fields = [_fields(f"states[{i}]", s) for i, s in enumerate(given)]
+    _core.merge(fields, _fields("out", to), row_mask, execution_fields(num_threads, **where))
     return finish(kind, to.o), finish(kind, to.lse)
 
 
@@ -123,6 +136,10 @@ def convert_state(
     >>> print(attnfold.convert_state(theirs, ours).lse[0])      # 4 ln 2
     [2.7725887 2.7725887]
     """
-    execution = execution_fields(num_threads, **place(to_state.o, stream))
-    _core.convert_state(_fields(from_state), _fields(to_state), execution)
+    for name, state in (("from", from_state), ("to", to_state)):
+        if not isinstance(state, State):
+            raise TypeError(f"{name}: expected a State, got {type(state).__name__}")
+        check_no_gradient(**{name + ".o": state.o, name + ".lse": state.lse})
+    execution = execution_fields(num_threads, **place("to.o", to_state.o, stream))
+    _core.convert_state(_fields("from", from_state), _fields("to", to_state), execution)
     return to_state

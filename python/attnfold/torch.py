@@ -111,6 +111,8 @@ def _append_fake(
 
 
 def _merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(o) != len(lse):
+        raise ValueError(f"lse: expected {len(o)} tensors, as many as o, got {len(lse)}")
     return attnfold.merge(list(zip(o, lse)))
 
 

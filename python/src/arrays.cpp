@@ -2,6 +2,7 @@
 // types of ml_dtypes), the function table of DLPack (torch), `__dlpack__` (everybody else).
 #include "arrays.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -84,10 +85,36 @@ int type_of_numpy(nb::handle object) {
   return cache.add(dtype.ptr(), type_of_name(name.c_str()));
 }
 
+/** The name of a type that type_of_dlpack does not know. */
+std::string name_of_dlpack(const dlpack::DataType& t) {
+  const char* kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  const std::string kind =
+      t.code < 7 ? kinds[t.code] : "DLPack type " + std::to_string(t.code) + " of ";
+  return kind + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
+}
+
 bool is_numpy(nb::handle object) {
   static PyObject* ndarray =
       nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
   return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(ndarray));
+}
+
+[[noreturn]] void raise_no_array(const char* name, nb::handle object) {
+  throw nb::type_error((std::string(name) +
+                        ": expected an array (numpy, or with __dlpack__), got " +
+                        type_of_object(object))
+                           .c_str());
+}
+
+/** An exporter's refusal (no memory behind it, a type that DLPack lacks, another device) as an
+ * error that names the argument; its own is the cause. */
+[[noreturn]] void raise_refused(const char* name, const char* expected, nb::handle object,
+                                nb::python_error& error) {
+  if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
+  std::string why = nb::str(error.value()).c_str();
+  why.resize(std::min(why.size(), why.find('\n')));
+  nb::raise_from(error, PyExc_ValueError, "%s: expected %s, got %s: %s", name, expected,
+                 type_of_object(object), why.c_str());
 }
 
 void check_ndim(const char* name, int ndim) {
@@ -104,6 +131,10 @@ Array read_numpy(const char* name, nb::handle object) {
   check_ndim(name, in->ndim);
   a.ndim = in->ndim;
   a.type = type_of_numpy(object);
+  if (a.type == kOther) {
+    const nb::object dtype = object.attr("dtype");
+    a.other = nb::str(nb::handle(dtype)).c_str();
+  }
   for (int i = 0; i < a.ndim; ++i) {
     a.shape[i] = in->shape[i];
     if (in->strides[i] % in->item_bytes != 0 && in->shape[i] > 1) {
@@ -121,6 +152,7 @@ void fill_from_dlpack(const char* name, const dlpack::Tensor& t, Array* a) {
   check_ndim(name, t.ndim);
   a->ndim = t.ndim;
   a->type = type_of_dlpack(t.dtype);
+  if (a->type == kOther) a->other = name_of_dlpack(t.dtype);
   a->data = static_cast<char*>(t.data) + t.byte_offset;
   if (!t.data) a->data = nullptr;
   int64_t packed = 1;
@@ -186,23 +218,26 @@ nb::object capsule_of(const char* name, nb::handle object, nb::handle method, co
 }
 
 Array read_dlpack(const char* name, nb::handle object, const Place* place) {
+  constexpr const char* kLent = "an array whose memory DLPack can lend";
   Array a;
   if (const dlpack::ExchangeApi* api = exchange_api(object)) {
     dlpack::Tensor view;
-    if (api->view_of_object(object.ptr(), &view) != 0) throw nb::python_error();
+    if (api->view_of_object(object.ptr(), &view) != 0) {
+      nb::python_error error;
+      raise_refused(name, kLent, object, error);
+    }
     fill_from_dlpack(name, view, &a);
     a.holder = nb::borrow(object);
     return a;
   }
   nb::object method = nb::getattr(object, "__dlpack__", nb::none());
-  if (method.is_none()) {
-    throw nb::type_error(
-        (std::string(name) + ": expected an array (numpy, or with __dlpack__), got " +
-         nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__name__"))
-             .c_str())
-            .c_str());
+  if (method.is_none() || PyType_Check(object.ptr())) raise_no_array(name, object);
+  nb::object capsule;
+  try {
+    capsule = capsule_of(name, object, method, place);
+  } catch (nb::python_error& error) {
+    raise_refused(name, kLent, object, error);
   }
-  nb::object capsule = capsule_of(name, object, method, place);
   // Nobody takes the capsule over: its destructor gives the memory back when the array is done
   // with.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
@@ -242,14 +277,26 @@ void convert(const char* name, const Array& a, std::vector<To>* out) {
 
 }  // namespace
 
-void raise_if_error(attnfold_status status) {
+void raise_if_error(attnfold_status status, Renames renames) {
   if (status == ATTNFOLD_OK) return;
   PyObject* type = PyExc_RuntimeError;
   if (status == ATTNFOLD_INVALID_ARGUMENT) type = PyExc_ValueError;
   if (status == ATTNFOLD_UNSUPPORTED) type = PyExc_NotImplementedError;
   if (status == ATTNFOLD_OUT_OF_WORKSPACE) type = PyExc_MemoryError;
-  PyErr_SetString(type, attnfold_last_error());
+  std::string text = attnfold_last_error();
+  for (const auto& [theirs, ours] : renames) {
+    if (text.compare(0, std::strlen(theirs), theirs) != 0) continue;
+    text.replace(0, std::strlen(theirs), ours);
+    break;
+  }
+  PyErr_SetString(type, text.c_str());
   throw nb::python_error();
+}
+
+const char* type_of_object(nb::handle object) {
+  const char* name = Py_TYPE(object.ptr())->tp_name;
+  const char* dot = std::strrchr(name, '.');
+  return dot ? dot + 1 : name;
 }
 
 void raise_value(const std::string& name, const std::string& expected, const std::string& got) {
@@ -263,6 +310,7 @@ int64_t Array::size() const {
 }
 
 bool Array::packed() const {
+  if (size() == 0) return true;  // whatever strides its framework writes down
   int64_t expected = 1;
   for (int i = ndim - 1; i >= 0; --i) {
     if (shape[i] != 1 && strides[i] != expected) return false;
@@ -278,7 +326,8 @@ Array read_anywhere(const char* name, nb::handle object) {
 Array read_array(const char* name, nb::handle object, const Place& place, Access access) {
   Array a = is_numpy(object) ? read_numpy(name, object) : read_dlpack(name, object, &place);
   check_place(name, a, place);
-  // Some frameworks give no address where there is no element; to the C interface NULL is "not given".
+  // Some frameworks give no address where there is no element; to the C interface NULL is "not
+  // given".
   alignas(64) static char nowhere[64];
   if (!a.data && a.size() == 0) a.data = nowhere;
   if (access == Access::kWrite) {
@@ -294,7 +343,7 @@ Array read_array(const char* name, nb::handle object, const Place& place, Access
 
 void check_type(const char* name, const Array& a, int type) {
   if (a.type != type)
-    raise_value(name, std::string("elements of ") + type_name(type), type_name(a.type));
+    raise_value(name, std::string("elements of ") + type_name(type), type_text(a));
 }
 
 const char* type_name(int type) {
@@ -312,6 +361,8 @@ const char* type_name(int type) {
     default: return "another type";
   }
 }
+
+std::string type_text(const Array& a) { return a.type == kOther ? a.other : type_name(a.type); }
 
 std::string shape_text(const Array& a) {
   std::string text = "[";
@@ -351,7 +402,17 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
   if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
     a = read_array(name, object, place);
   } else {
-    nb::object list = nb::module_::import_("numpy").attr("asarray")(object);
+    nb::object list;
+    try {
+      list = nb::module_::import_("numpy").attr("asarray")(object);
+    } catch (nb::python_error& error) {  // rows of several lengths
+      raise_refused(name, "an array or a list of integers", object, error);
+    }
+    if (nb::cast<int>(list.attr("ndim")) == 0) {
+      throw nb::type_error((std::string(name) + ": expected an array or a list of integers, got " +
+                            type_of_object(object))
+                               .c_str());
+    }
     if (nb::cast<int>(list.attr("ndim")) == ndim && nb::cast<int64_t>(list.attr("size")) == 0) {
       list = list.attr("astype")("int64");  // numpy makes floats of nothing
     }
@@ -361,10 +422,9 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
   Integers out;
   const bool in_place = a.type == type || (type == kUInt8 && a.type == kBool);
   const bool rows_packed =
-      ndim == 2 ? (a.shape[1] <= 1 || a.strides[1] == 1) && (a.shape[0] <= 1 || a.strides[0] > 0)
-                : a.packed();
+      a.packed() || (ndim == 2 && (a.shape[1] <= 1 || a.strides[1] == 1) && a.strides[0] > 0);
   for (int i = 0; i < ndim; ++i) out.shape[i] = a.shape[i];
-  out.stride = ndim == 2 ? (a.shape[0] > 1 ? a.strides[0] : a.shape[1]) : 1;
+  out.stride = ndim == 2 ? (a.packed() ? a.shape[1] : a.strides[0]) : 1;
   if (in_place && rows_packed) {
     out.data = a.data;
     out.holder = std::move(a.holder);
@@ -373,7 +433,7 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
   const bool integer = a.type == kInt32 || a.type == kInt64;
   if (place.cuda || type == kUInt8 || !integer) {
     raise_value(name, std::string("a packed array of ") + type_name(type),
-                in_place ? "one with strides" : std::string(type_name(a.type)));
+                in_place ? "one with strides" : type_text(a));
   }
   if (type == kInt32) {
     a.type == kInt32 ? convert<int32_t, int32_t>(name, a, &out.converted32)

@@ -5,7 +5,9 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attnfold/attnfold.h"
@@ -14,9 +16,16 @@ namespace attnfold::python {
 
 namespace nb = nanobind;
 
+/** How names of the C interface begin, and what that is in Python; the first one that fits is
+ * taken. */
+using Renames = std::initializer_list<std::pair<const char*, const char*>>;
+
 /** Raises what a status stands for: ValueError, NotImplementedError, MemoryError or RuntimeError,
  * with the engine's words. */
-void raise_if_error(attnfold_status status);
+void raise_if_error(attnfold_status status, Renames renames = {});
+
+/** The name of an object's type, without its module. */
+const char* type_of_object(nb::handle object);
 
 /** Raises a ValueError of the engine's form. */
 [[noreturn]] void raise_value(const std::string& name, const std::string& expected,
@@ -39,6 +48,7 @@ struct Array {
   int ndim = 0;
   int64_t shape[kMaxDims] = {}, strides[kMaxDims] = {};  // in elements
   int type = kOther;
+  std::string other;  // what the framework calls the type, if kOther
   bool cuda = false;
   int32_t device = 0;
   bool read_only = false;
@@ -75,6 +85,8 @@ int64_t stride_of(const char* name, const Array& array, int axis);
 void check_rows_contiguous(const char* name, const Array& array);
 
 const char* type_name(int type);
+/** What the elements are: also of types that nothing here takes. */
+std::string type_text(const Array& array);
 std::string shape_text(const Array& array);
 
 /**

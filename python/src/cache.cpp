@@ -1,6 +1,7 @@
 #include "cache.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ PoolSide read_side(const char* name, const Array& a, attnfold_kv_pool* pool, boo
     pool->kv_heads = static_cast<int32_t>(a.shape[head_axis]);
     pool->kv_dtype = static_cast<attnfold_dtype>(a.type);
     if (a.type < 0 || a.type >= kInt32)
-      raise_value(name, "elements of a floating-point type or int8", type_name(a.type));
+      raise_value(name, "elements of a floating-point type or int8", type_text(a));
   } else {
     check_type(name, a, pool->kv_dtype);
     std::vector<int64_t> shape = {pool->num_pages, pool->page_size, pool->kv_heads, -1};
@@ -45,7 +46,7 @@ PoolSide read_scale(const char* name, nb::handle object, attnfold_scale_kind kin
     if (kind != ATTNFOLD_SCALE_PER_TENSOR || place.cuda)
       raise_value(name, place.cuda ? "an array of the device" : "an array of this kind of scale",
                   "a number");
-    *number = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(object))));
+    *number = float_of(name, object);
     *data = number;
     return {};
   }
@@ -127,7 +128,7 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
   check_shape("k", a, {rows.num_tokens, pool.c.kv_heads, pool.c.head_dim_qk});
   check_rows_contiguous("k", a);
   if (a.type < 0 || a.type > ATTNFOLD_BF16)
-    raise_value("k", "elements of float32, float16 or bfloat16", type_name(a.type));
+    raise_value("k", "elements of float32, float16 or bfloat16", type_text(a));
   rows.dtype = static_cast<attnfold_dtype>(a.type);
   rows.k = a.data;
   rows.k_stride_token = stride_of("k", a, 0);
@@ -148,7 +149,8 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
     nb::gil_scoped_release release;
     status = attnfold_append(&pool.c, &rows, &e);
   }
-  raise_if_error(status);
+  raise_if_error(status,
+                 {{"rows.", ""}, {"pool.k:", "k_cache:"}, {"pool.v:", "v_cache:"}, {"pool.", ""}});
 }
 
 void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb::dict execution) {
@@ -159,6 +161,10 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
   Pool from, to;
   read_pool("from_pool.", from_fields, place, Access::kRead, &from);
   read_pool("to_pool.", to_fields, place, Access::kWrite, &to);
+  if (!from.c.v != !to.c.v) {
+    raise_value("to_pool.v_cache", from.c.v ? "an array, as in from_pool" : "None, as in from_pool",
+                to.c.v ? "an array" : "None");
+  }
   const Integers p = read_integers("pairs", pairs, 2, kInt32, place);
   if (p.shape[1] != 2)
     raise_value("pairs", "shape [any, 2]",
@@ -169,16 +175,24 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
     nb::gil_scoped_release release;
     status = attnfold_copy_pages(&from.c, &to.c, p.i32(), p.shape[0], &e);
   }
-  raise_if_error(status);
+  raise_if_error(status, {{"from.k:", "from_pool.k_cache:"},
+                          {"from.v:", "from_pool.v_cache:"},
+                          {"from.", "from_pool."},
+                          {"to.k:", "to_pool.k_cache:"},
+                          {"to.v:", "to_pool.v_cache:"},
+                          {"to.", "to_pool."}});
 }
 
-void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table,
-                  nb::handle kv_indptr, nb::handle kv_indices, int page_size, int64_t num_pages,
-                  nb::handle positions, nb::handle slots, nb::dict execution) {
+nb::object slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_table,
+                        nb::handle kv_indptr, nb::handle kv_indices, nb::handle page_size,
+                        nb::handle num_pages, nb::handle positions, nb::handle num_slots,
+                        nb::handle slots, nb::dict execution) {
   attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
   std::string isa;
   fill_execution(execution, &e, &isa);
   const Place place = place_of(e);
+  const int32_t page_tokens = int32_of("page_size", page_size);
+  const int64_t pages = int64_of("num_pages", num_pages);
   std::vector<Integers> arrays;
   arrays.reserve(6);
   const auto array = [&](const char* name, nb::handle object, int ndim, int type,
@@ -190,15 +204,24 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
     }
     return arrays.back();
   };
-  Array out = read_array("slots", slots, place, Access::kWrite);
+  attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
+  const Integers& indptr = array("qo_indptr", qo_indptr, 1, kInt32, 1);
+  const bool seen = !place.cuda;  // what a device holds is not looked at
+  const int64_t batch = indptr.shape[0] - 1;
+  // Without given slots as many as there are tokens: a bad qo_indptr is for the engine to name.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  nb::object made = nb::borrow(slots);
+  if (slots.is_none()) {
+    const int64_t count = num_slots.is_none() ? std::max<int64_t>(indptr.i32()[batch], 0)
+                                              : int_of("num_slots", num_slots, 0, kMost);
+    made = nb::module_::import_("numpy").attr("empty")(count, "int64");
+  }
+  const Array out = read_array("slots", made, place, Access::kWrite);
   check_type("slots", out, kInt64);
   check_shape("slots", out, {-1});
   if (!out.packed()) raise_value("slots", "a packed array", "one with strides");
-  attnfold_lengths lengths = ATTNFOLD_LENGTHS_INIT;
-  const Integers& indptr = array("qo_indptr", qo_indptr, 1, kInt32, 1);
-  // What a device holds is not looked at: no token beyond the slots is mapped there.
-  const bool seen = !place.cuda;
-  const int64_t batch = indptr.shape[0] - 1, tokens = seen ? indptr.i32()[batch] : out.shape[0];
+  // No token beyond the slots is mapped on a device.
+  const int64_t tokens = seen ? indptr.i32()[batch] : out.shape[0];
   lengths.batch = static_cast<int32_t>(batch);
   lengths.qo_indptr = indptr.i32();
   if (!kv_len.is_none()) lengths.kv_len = array("kv_len", kv_len, 1, kInt32, batch).i32();
@@ -208,31 +231,43 @@ void slot_mapping(nb::handle qo_indptr, nb::handle kv_len, nb::handle block_tabl
   const int64_t* at = nullptr;
   if (!positions.is_none()) {
     at = array("positions", positions, 1, kInt64, tokens).i64();
-    for (int64_t i = 0; seen && i < tokens; ++i) longest = std::max(longest, at[i] + 1);
   }
   if (!block_table.is_none()) {
     const Integers& table = array("block_table", block_table, 2, kInt32, batch);
-    if (page_size > 0 && table.shape[1] < (longest + page_size - 1) / page_size) {
-      raise_value(
-          "block_table",
-          "rows of at least " + std::to_string((longest + page_size - 1) / page_size) + " pages",
-          std::to_string(table.shape[1]));
+    const int64_t needed = page_tokens > 0 ? (longest + page_tokens - 1) / page_tokens : 0;
+    if (table.shape[1] < needed) {
+      raise_value("block_table", "rows of at least " + std::to_string(needed) + " pages",
+                  std::to_string(table.shape[1]));
+    }
+    const int64_t held = table.shape[1] * page_tokens;
+    for (int64_t i = 0; seen && at && page_tokens > 0 && i < tokens; ++i) {
+      if (at[i] >= held) {
+        raise_value("positions[" + std::to_string(i) + "]",
+                    "less than " + std::to_string(held) + ", what a row of block_table holds",
+                    std::to_string(at[i]));
+      }
     }
     lengths.block_table = table.i32();
     lengths.block_table_stride = table.stride;
   }
   if (!kv_indptr.is_none()) {
     lengths.kv_indptr = array("kv_indptr", kv_indptr, 1, kInt32, batch + 1).i32();
-    const int64_t pages = seen ? lengths.kv_indptr[batch] : -1;
-    lengths.kv_indices = array("kv_indices", kv_indices, 1, kInt32, pages).i32();
+    const int64_t listed = seen ? lengths.kv_indptr[batch] : -1;
+    lengths.kv_indices = array("kv_indices", kv_indices, 1, kInt32, listed).i32();
+  } else if (!kv_indices.is_none()) {
+    raise_value("kv_indptr", "an array beside kv_indices", "None");
   }
-  raise_if_error(attnfold_slot_mapping_on(&lengths, page_size, num_pages, at, out.shape[0],
+  raise_if_error(attnfold_slot_mapping_on(&lengths, page_tokens, pages, at, out.shape[0],
                                           static_cast<int64_t*>(out.data), &e));
+  return made;
 }
 
-void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, int64_t num_blocks,
-                         nb::handle used, nb::handle page_table) {
+nb::object map_to_kernel_pages(nb::handle block_table, nb::handle block_size, nb::handle page_size,
+                               nb::handle num_blocks, nb::handle used) {
   const Integers from = read_integers("block_table", block_table, 2, kInt32, {});
+  const int32_t block_tokens = int32_of("block_size", block_size);
+  const int32_t page_tokens = int32_of("page_size", page_size);
+  const int64_t blocks = int64_of("num_blocks", num_blocks);
   Integers counts;
   if (!used.is_none()) {
     counts = read_integers("used", used, 1, kInt32, {});
@@ -241,18 +276,17 @@ void map_to_kernel_pages(nb::handle block_table, int block_size, int page_size, 
                   "[" + std::to_string(counts.shape[0]) + "]");
     }
   }
-  Array to = read_array("page_table", page_table, {}, Access::kWrite);
-  check_type("page_table", to, kInt32);
-  const int64_t width = page_size > 0 ? from.shape[1] * (block_size / page_size) : 0;
-  check_shape("page_table", to, {from.shape[0], -1});
-  if (to.shape[1] < width)
-    raise_value("page_table", "at least " + std::to_string(width) + " columns",
-                std::to_string(to.shape[1]));
-  check_rows_contiguous("page_table", to);
+  // Sizes that do not go together are for the engine to name, before it writes anything.
+  const bool whole = page_tokens > 0 && block_tokens > 0 && block_tokens % page_tokens == 0;
+  const int64_t width = whole ? from.shape[1] * (block_tokens / page_tokens) : 0;
+  const nb::object pages =
+      nb::module_::import_("numpy").attr("empty")(nb::make_tuple(from.shape[0], width), "int32");
+  const Array to = read_array("page_table", pages, {}, Access::kWrite);
   raise_if_error(attnfold_map_to_kernel_pages(
-      static_cast<int32_t>(from.shape[0]), static_cast<int32_t>(from.shape[1]), block_size,
-      page_size, num_blocks, from.i32(), from.stride, used.is_none() ? nullptr : counts.i32(),
-      static_cast<int32_t*>(to.data), to.shape[0] > 1 ? to.strides[0] : to.shape[1]));
+      static_cast<int32_t>(from.shape[0]), static_cast<int32_t>(from.shape[1]), block_tokens,
+      page_tokens, blocks, from.i32(), from.stride, used.is_none() ? nullptr : counts.i32(),
+      static_cast<int32_t*>(to.data), width));
+  return pages;
 }
 
 }  // namespace attnfold::python

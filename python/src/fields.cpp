@@ -46,21 +46,40 @@ constexpr Field kProblemFields[] = {ATTNFOLD_FIELD(kInt32, qo_heads),
                                     ATTNFOLD_FIELD(kInt32, sparse_head_step)};
 #undef ATTNFOLD_FIELD
 
+[[noreturn]] void raise_no_number(const std::string& name, const char* expected, nb::handle value) {
+  PyErr_Clear();
+  throw nb::type_error(
+      (name + ": expected " + expected + ", got " + type_of_object(value)).c_str());
+}
+
 }  // namespace
 
 int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t high) {
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) raise_no_number(name, "an integer", value);
   int overflow = 0;
-  const long long x = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-  if (x == -1 && PyErr_Occurred()) throw nb::python_error();
+  const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow || x < low || x > high) {
-    raise_value(name, std::to_string(low) + ".." + std::to_string(high), nb::str(value).c_str());
+    raise_value(name, std::to_string(low) + ".." + std::to_string(high),
+                nb::str(nb::handle(index)).c_str());
   }
   return x;
+}
+
+float float_of(const std::string& name, nb::handle value) {
+  const double x = PyFloat_AsDouble(value.ptr());
+  if (x == -1 && PyErr_Occurred()) raise_no_number(name, "a number", value);
+  return static_cast<float>(x);
 }
 
 int32_t int32_of(const std::string& name, nb::handle value) {
   return static_cast<int32_t>(int_of(name, value, std::numeric_limits<int32_t>::min(),
                                      std::numeric_limits<int32_t>::max()));
+}
+
+int64_t int64_of(const std::string& name, nb::handle value) {
+  return int_of(name, value, std::numeric_limits<int64_t>::min(),
+                std::numeric_limits<int64_t>::max());
 }
 
 void* stream_of(nb::handle stream) {
@@ -87,14 +106,13 @@ void fill_problem(nb::dict fields, attnfold_problem* problem) {
     if (!field) raise_unknown(name);
     char* at = reinterpret_cast<char*>(problem) + field->offset;
     if (field->kind == Kind::kFloat) {
-      const auto x = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(value))));
+      const float x = float_of(name, value);
       std::memcpy(at, &x, sizeof(x));
     } else if (field->kind == Kind::kInt32) {
       const int32_t x = int32_of(name, value);
       std::memcpy(at, &x, sizeof(x));
     } else {
-      const int64_t x = int_of(name, value, std::numeric_limits<int64_t>::min(),
-                               std::numeric_limits<int64_t>::max());
+      const int64_t x = int64_of(name, value);
       std::memcpy(at, &x, sizeof(x));
     }
   }

@@ -9,9 +9,13 @@
 
 namespace attnfold::python {
 
-/** A Python int; raises ValueError outside of low..high. */
+/** A Python int; raises ValueError outside of low..high, TypeError for what is none. */
 int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t high);
 int32_t int32_of(const std::string& name, nb::handle value);
+int64_t int64_of(const std::string& name, nb::handle value);
+
+/** A number, rounded to float32; raises TypeError for what is none. */
+float float_of(const std::string& name, nb::handle value);
 
 /** A cudaStream_t given as an int; None is the default stream. */
 void* stream_of(nb::handle stream);

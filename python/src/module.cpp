@@ -4,11 +4,14 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdlib>
+#include <memory>
+#include <new>
 #include <string>
 
 #include "arrays.h"
 #include "cache.h"
 #include "dlpack_abi.h"
+#include "fields.h"
 #include "plan.h"
 #include "state.h"
 
@@ -25,9 +28,14 @@ nb::object new_dlpack(nb::tuple shape, int type) {
     std::free(m->tensor.data);
     delete static_cast<Owned*>(m->context);
   };
-  auto* owned = new Owned{};
+  const size_t ndim = nb::len(shape);
+  if (ndim > kMaxDims) raise_value("shape", "at most 5 axes", std::to_string(ndim));
+  if (type < 0 || type > ATTNFOLD_E4M3)
+    raise_value("dtype", "float32, float16, bfloat16 or float8_e4m3fn", type_name(type));
+  auto memory = std::make_unique<Owned>();
+  Owned* owned = memory.get();
   dlpack::Tensor& t = owned->managed.tensor;
-  t.ndim = static_cast<int32_t>(nb::len(shape));
+  t.ndim = static_cast<int32_t>(ndim);
   int64_t n = 1;
   for (int i = 0; i < t.ndim; ++i)
     n *= owned->shape[i] = nb::cast<int64_t>(shape[static_cast<size_t>(i)]);
@@ -36,6 +44,7 @@ nb::object new_dlpack(nb::tuple shape, int type) {
                        : type == ATTNFOLD_E4M3 ? dlpack::kE4M3FN
                                                : dlpack::kFloat;
   t.data = std::aligned_alloc(64, static_cast<size_t>((n * bits / 8 + 64) / 64 * 64));
+  if (!t.data) throw std::bad_alloc();
   t.device = {dlpack::kCpu, 0};
   t.dtype = {code, static_cast<uint8_t>(bits), 1};
   t.shape = owned->shape;
@@ -46,6 +55,7 @@ nb::object new_dlpack(nb::tuple shape, int type) {
     auto* m = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(c, "dltensor"));
     m->deleter(m);
   });
+  memory.release();
   return nb::steal(capsule);
 }
 
@@ -72,6 +82,14 @@ std::string version() {
   const int v = attnfold_version();
   return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." +
          std::to_string(v % 100);
+}
+
+/** Shape and type of an array, for objects that know neither; raises TypeError for what is none. */
+nb::tuple describe(const std::string& name, nb::handle object) {
+  const Array a = read_anywhere(name.c_str(), object);
+  nb::list shape;
+  for (int i = 0; i < a.ndim; ++i) shape.append(a.shape[i]);
+  return nb::make_tuple(nb::tuple(shape), type_text(a));
 }
 
 size_t data_pointer(nb::handle array) {
@@ -108,12 +126,16 @@ NB_MODULE(_core, m) {
         nb::arg("pairs").none(), nb::arg("execution"));
   m.def("slot_mapping", &slot_mapping, nb::arg("qo_indptr").none(), nb::arg("kv_len").none(),
         nb::arg("block_table").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(),
-        nb::arg("page_size"), nb::arg("num_pages"), nb::arg("positions").none(), nb::arg("slots"),
-        nb::arg("execution"));
-  m.def("map_to_kernel_pages", &map_to_kernel_pages, nb::arg("block_table"), nb::arg("block_size"),
-        nb::arg("page_size"), nb::arg("num_blocks"), nb::arg("used").none(), nb::arg("page_table"));
+        nb::arg("page_size").none(), nb::arg("num_pages").none(), nb::arg("positions").none(),
+        nb::arg("num_slots").none(), nb::arg("slots").none(), nb::arg("execution"));
+  m.def("map_to_kernel_pages", &map_to_kernel_pages, nb::arg("block_table").none(),
+        nb::arg("block_size").none(), nb::arg("page_size").none(), nb::arg("num_blocks").none(),
+        nb::arg("used").none());
   m.def("new_dlpack", &new_dlpack, nb::arg("shape"), nb::arg("dtype"));
   m.def("kernels", &kernels);
   m.def("version", &version);
-  m.def("data_pointer", &data_pointer, nb::arg("array"));
+  m.def("data_pointer", &data_pointer, nb::arg("array").none());
+  m.def("describe", &describe, nb::arg("name"), nb::arg("array").none());
+  m.def("int_of", &int_of, nb::arg("name"), nb::arg("value").none(), nb::arg("low"),
+        nb::arg("high"));
 }

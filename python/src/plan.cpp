@@ -124,6 +124,9 @@ void Plan::read_lengths(nb::dict given, const Place& place, attnfold_lengths* le
       raise_unknown(name);
     }
   }
+  if (!lengths->prefix_keys && (lengths->prefix_indptr || lengths->prefix_requests)) {
+    raise_value("prefix_keys", "an array beside prefix_indptr and prefix_requests", "None");
+  }
   if (!place.cuda) check_sizes(*lengths, sizes);
   if (problem_.kv_storage == ATTNFOLD_KV_RAGGED && !place.cuda && lengths->kv_indptr) {
     step->kv_rows = lengths->num_kv_rows ? lengths->num_kv_rows : lengths->kv_indptr[batch];
@@ -220,7 +223,7 @@ void Plan::set_scale(const char* name, nb::handle object, const Place& place,
   if (object.is_none()) return;
   if (kind != ATTNFOLD_SCALE_PER_TOKEN) {
     if (is_number(object) && !place.cuda && kind == ATTNFOLD_SCALE_PER_TENSOR) {
-      *number = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(object))));
+      *number = float_of(name, object);
       *data = number;
       return;
     }
@@ -327,7 +330,7 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
   set_scale("v_scale", v_scale, place, p.v_scale_kind, &numbers[1], &t.v_scale,
             &t.v_scale_stride_page, &t.v_scale_stride_token, &t.v_scale_stride_head, &keep);
   if (is_number(o_scale) && !place.cuda) {
-    numbers[2] = static_cast<float>(nb::cast<double>(nb::float_(nb::borrow(o_scale))));
+    numbers[2] = float_of("o_scale", o_scale);
     t.o_scale = &numbers[2];
   } else {
     t.o_scale = floats_of("o_scale", o_scale, 1, place, &keep);

@@ -34,13 +34,13 @@ attnfold_state read_state(const std::string& name, nb::tuple fields, const Place
   attnfold_state s = ATTNFOLD_STATE_INIT;
   Array o = read_array((name + ".o").c_str(), fields[0], place, access);
   if (o.type < 0 || o.type >= kInt32)
-    raise_value(name + ".o", "elements of a floating-point type", type_name(o.type));
+    raise_value(name + ".o", "elements of a floating-point type", type_text(o));
   s.lse_layout = static_cast<attnfold_lse_layout>(nb::cast<int>(fields[2]));
   s.log_base = static_cast<attnfold_log_base>(nb::cast<int>(fields[3]));
   s.empty = static_cast<attnfold_empty_kind>(nb::cast<int>(fields[4]));
-  s.empty_value = static_cast<float>(nb::cast<double>(fields[5]));
+  s.empty_value = float_of(name + ".empty_value", fields[5]);
   s.sink_included = nb::cast<bool>(fields[6]);
-  s.num_rows = nb::cast<int64_t>(fields[8]);
+  s.num_rows = int64_of(name + ".num_rows", fields[8]);
   if (shape->rows < 0) {
     check_shape((name + ".o").c_str(), o, {-1, -1, -1});
     *shape = {o.shape[0], o.shape[1], o.shape[2]};

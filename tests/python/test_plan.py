@@ -280,7 +280,7 @@ def test_a_bad_tensor_is_named_and_nothing_is_written(rng):
     for message, arguments in (
         (f"q: expected shape [{rows}, 6, 64], got [{rows + 1}, 6, 64]", dict(q=np.zeros((rows + 1, 6, 64), np.float32))),
         ("q: expected elements of float32, got float16", dict(q=b.q.astype(np.float16))),
-        ("q: expected elements of float32, got another type", dict(q=b.q.astype(np.float64))),
+        ("q: expected elements of float32, got float64", dict(q=b.q.astype(np.float64))),
         ("q: expected a contiguous last axis", dict(q=np.zeros((rows, 6, 128), np.float32)[..., ::2])),
         ("q: expected elements in native byte order", dict(q=b.q.astype(">f4"))),
         ("q: expected an address that is a multiple of 16", dict(q=_aligned(b.q.shape, np.float32, 4))),
