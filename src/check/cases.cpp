@@ -74,7 +74,7 @@ std::optional<Call> case_call(std::string_view name, uint64_t seed) {
   }
   if (name == "random") {
     std::mt19937_64 rng(seed);
-    return generate(random_spec(rng), seed);
+    return generate(random_case(rng), seed);
   }
   return std::nullopt;
 }

@@ -33,7 +33,7 @@ std::span<const WaitingCase> waiting_cases();
 
 /**
  * A whole call under a name, for the command line: `long_decode_20000` (one decode of 20,000 keys
- * beside two short ones) and `random` (random_spec of the seed).  Nothing if the name is unknown.
+ * beside two short ones) and `random` (random_case of the seed).  Nothing if the name is unknown.
  */
 std::optional<Call> case_call(std::string_view name, uint64_t seed);
 

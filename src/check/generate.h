@@ -44,6 +44,10 @@ Call generate(const Spec& spec, uint64_t seed);
 /** A random spec over everything the engine serves, small enough for the oracle. */
 Spec random_spec(std::mt19937_64& rng);
 
+/** A random spec, in one of three with the types of a kernel row that the others seldom get to: a
+ * row of bf16 is chosen by the types of q and o too. */
+Spec random_case(std::mt19937_64& rng);
+
 /** The same requests in another order or a subset: `pick[i]` is the request of `call` that becomes
  * request i. */
 Call select_requests(const Call& call, const std::vector<int32_t>& pick);

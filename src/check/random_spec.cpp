@@ -183,4 +183,18 @@ Spec random_spec(std::mt19937_64& rng) {
   return spec;
 }
 
+Spec random_case(std::mt19937_64& rng) {
+  Spec spec = random_spec(rng);
+  Dice dice(rng);
+  if (!dice.one_in(3)) return spec;
+  attnfold_problem& p = spec.problem;
+  p.kv_dtype = ATTNFOLD_BF16;
+  p.q_dtype = dice.one_in(4) ? ATTNFOLD_F16 : ATTNFOLD_BF16;
+  p.o_dtype = p.q_dtype;
+  if (p.q_dtype == ATTNFOLD_F16) return spec;
+  constexpr attnfold_dtype kOutputs[] = {ATTNFOLD_BF16, ATTNFOLD_E4M3, ATTNFOLD_F32};
+  p.o_dtype = dice.of(kOutputs);
+  return spec;
+}
+
 }  // namespace attnfold::check

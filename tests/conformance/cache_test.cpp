@@ -15,7 +15,7 @@ using cases::Lengths;
  * does not quantise. */
 Call any_paged_call(uint64_t seed) {
   for (std::mt19937_64 rng(seed);;) {
-    Spec spec = random_spec(rng);
+    Spec spec = random_case(rng);
     attnfold_problem& p = spec.problem;  // blocks that nobody lists have no page to append to
     p.sparse_block_size = p.sparse_local_blocks = p.sparse_vertical_stride = p.sparse_head_step = 0;
     if (spec.problem.kv_storage != ATTNFOLD_KV_PAGED) continue;

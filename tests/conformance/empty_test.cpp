@@ -95,7 +95,7 @@ TEST(Empty, WrittenThroughStrides) {
 TEST(Empty, RandomBatches) {
   for (uint64_t seed = test::seed(); seed < test::seed() + 20; ++seed) {
     std::mt19937_64 rng(seed);
-    const Call call = generate(random_spec(rng), seed);
+    const Call call = generate(random_case(rng), seed);
     Answer answer;
     ASSERT_EQ(cases::run(call, cases::execution({seed, nullptr}), answer), "") << "seed " << seed;
     count_empty_rows(call, answer);

@@ -19,7 +19,7 @@ class ExactRandom : public ::testing::TestWithParam<int> {};
 TEST_P(ExactRandom, MatchesTheOracle) {
   const uint64_t seed = test::seed() + static_cast<uint64_t>(GetParam());
   std::mt19937_64 rng(seed);
-  const Call call = generate(random_spec(rng), seed);
+  const Call call = generate(random_case(rng), seed);
   EXPECT_EQ(cases::right(call, {seed, nullptr}), "") << "case_call(\"random\", " << seed << ")";
 }
 

@@ -103,7 +103,7 @@ TEST_P(InvarianceRandom, BatchMatesAndOrder) {
   const uint64_t seed = test::seed() + 1000 + static_cast<uint64_t>(GetParam());
   const cases::Context x{seed, nullptr};
   std::mt19937_64 rng(seed);
-  const Call call = generate(random_spec(rng), seed);
+  const Call call = generate(random_case(rng), seed);
   Answer whole;
   ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x), whole));
   std::vector<int32_t> reversed, twice;
@@ -136,7 +136,7 @@ TEST_P(InvarianceRandom, WhereTheKeysLie) {
   const uint64_t seed = test::seed() + 2000 + static_cast<uint64_t>(GetParam());
   const cases::Context x{seed, nullptr};
   std::mt19937_64 rng(seed);
-  const Call call = generate(random_spec(rng), seed);
+  const Call call = generate(random_case(rng), seed);
   Answer first, answer;
   ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x), first));
   int turn = 0;

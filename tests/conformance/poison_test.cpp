@@ -23,7 +23,7 @@ TEST_P(PoisonRandom, UnseenMemoryDoesNotMatter) {
   const uint64_t seed = test::seed() + 3000 + static_cast<uint64_t>(GetParam());
   const cases::Context x{seed, nullptr};
   std::mt19937_64 rng(seed);
-  Spec spec = random_spec(rng);
+  Spec spec = random_case(rng);
   const Call poisoned = generate(spec, seed);
   spec.poison = false;
   const Call clean = generate(spec, seed);

@@ -55,7 +55,7 @@ TEST_P(PrefixRandom, SameBytesAsWithout) {
   const uint64_t seed = test::seed() + 7000 + static_cast<uint64_t>(GetParam());
   const cases::Context x{seed, nullptr};
   std::mt19937_64 rng(seed);
-  Spec spec = random_spec(rng);
+  Spec spec = random_case(rng);
   spec.problem.kv_storage = ATTNFOLD_KV_PAGED;
   if (rng() % 4 != 0) {  // mostly without what ends sharing
     spec.problem.window_left = -1;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -330,6 +331,28 @@ TEST(Generate, RandomSpecsReachEveryAxis) {
   EXPECT_GT(groups.size(), 8u);
   EXPECT_GT(widths.size(), 10u);
   EXPECT_TRUE(long_row && empty_batch && more_queries_than_keys && no_new_token);
+}
+
+TEST(Generate, RandomCasesReachEachKernelRowOften) {
+  // Rows of a CPU are told apart by the type of k and v and, in bf16, by whether q has it and
+  // whether o is rounded as much as weights in bf16.
+  constexpr int kCases = 1000;
+  std::map<std::string, int> seen;
+  for (uint64_t seed = 0; seed < kCases; ++seed) {
+    std::mt19937_64 rng(seed);
+    const attnfold_problem p = random_case(rng).problem;
+    EXPECT_TRUE(p.o_dtype == p.q_dtype || p.o_dtype == ATTNFOLD_F32 || p.o_dtype == ATTNFOLD_E4M3);
+    std::string row = dtype_name(static_cast<DType>(p.kv_dtype));
+    if (p.kv_dtype == ATTNFOLD_BF16) {
+      const bool rounded = p.o_dtype == ATTNFOLD_BF16 || p.o_dtype == ATTNFOLD_E4M3;
+      row += p.q_dtype != ATTNFOLD_BF16 ? ", q of another type"
+             : rounded                  ? ", o rounded"
+                                        : ", o in f32";
+    }
+    ++seen[row];
+  }
+  EXPECT_EQ(seen.size(), 8u);
+  for (const auto& [row, count] : seen) EXPECT_GE(count, kCases / 20) << row;
 }
 
 }  // namespace
