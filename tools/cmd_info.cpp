@@ -62,6 +62,28 @@ Chosen chosen_row(const std::vector<attnfold_kernel_info>& rows, attnfold_proble
   return chosen;
 }
 
+/** Types of o, in words, for which alone each row is the default, where it serves others too; else
+ * "".  So it is with rows that round weights. */
+std::vector<std::string> defaults_by_o(const std::vector<attnfold_kernel_info>& rows) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    attnfold_problem p = plain_problem(rows[i]);
+    std::vector<std::string> chosen;
+    bool others = false;
+    for (const attnfold_dtype o : {ATTNFOLD_F32, ATTNFOLD_F16, ATTNFOLD_BF16, ATTNFOLD_E4M3}) {
+      p.o_dtype = o;
+      if (attnfold_kernel_serves(static_cast<int32_t>(i), &p) != ATTNFOLD_OK) continue;
+      if (chosen_row(rows, p).kernel == rows[i].name) {
+        chosen.emplace_back(dtype_name(static_cast<DType>(o)));
+      } else {
+        others = true;
+      }
+    }
+    texts.push_back(others ? fmt::format("{}", fmt::join(chosen, ", ")) : "");
+  }
+  return texts;
+}
+
 std::string problem_text(const attnfold_problem& p) {
   auto dtype = [](attnfold_dtype t) { return dtype_name(static_cast<DType>(t)); };
   std::string text = fmt::format("{}/{} heads, head dim {}", p.qo_heads, p.kv_heads, p.head_dim_qk);
@@ -92,6 +114,7 @@ std::string problem_text(const attnfold_problem& p) {
 
 json info_json(const std::vector<attnfold_kernel_info>& rows, const Chosen& chosen,
                const attnfold_problem* problem, const Service* service) {
+  const std::vector<std::string> defaults = defaults_by_o(rows);
   json kernels = json::array();
   for (size_t i = 0; i < rows.size(); ++i) {
     const attnfold_kernel_info& row = rows[i];
@@ -102,6 +125,7 @@ json info_json(const std::vector<attnfold_kernel_info>& rows, const Chosen& chos
                    {"numerics_id", row.numerics_id},
                    {"available", row.available != 0},
                    {"why_not", row.why_not}};
+    if (!defaults[i].empty()) kernel["default_for_o"] = defaults[i];
     if (service != nullptr) {
       kernel["serves"] = service->why_not[i].empty();
       kernel["why_it_does_not_serve"] = service->why_not[i];
@@ -135,11 +159,15 @@ void print_machine(const Chosen& chosen) {
 }
 
 void print_kernels(const std::vector<attnfold_kernel_info>& rows) {
+  const std::vector<std::string> defaults = defaults_by_o(rows);
   Table table({"<kernel", "<isa", "<q", "<kv", "<here", "<numerics id"});
-  for (const attnfold_kernel_info& row : rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const attnfold_kernel_info& row = rows[i];
     const char* here = row.available != 0 ? "yes" : "no";
     table.add_row({row.name, row.isa, row.q_dtypes, row.kv_dtype, here, row.numerics_id});
     if (row.available == 0) table.add_note(row.why_not);
+    if (!defaults[i].empty())
+      table.add_note(fmt::format("default for o in {} alone; for others by its name", defaults[i]));
   }
   fmt::print("{}", table.text());
 }

@@ -25,26 +25,14 @@ attnfold_dtype dtype_of(const std::string& name) {
   return static_cast<attnfold_dtype>(type);
 }
 
-/** A plain problem in the types of a row. */
-attnfold_problem plain_problem(const attnfold_kernel_info& row) {
-  attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
-  p.qo_heads = 8;
-  p.kv_heads = 2;
-  p.kv_dtype = dtype_of(row.kv_dtype);
-  if (is_8_bit(static_cast<DType>(p.kv_dtype)))  // which have to have some
-    p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
-  const std::string q_dtypes = row.q_dtypes;
-  p.q_dtype = dtype_of(q_dtypes.substr(0, q_dtypes.find(' ')));
-  p.o_dtype = p.q_dtype;
-  p.num_pages = 64;
-  p.max_batch = 4;
-  p.max_qo_rows = 64;
-  p.max_kv_len = 1024;
-  return p;
-}
-
 bool serves(int32_t row, const attnfold_problem& problem) {
   return attnfold_kernel_serves(row, &problem) == ATTNFOLD_OK;
+}
+
+/** A CPU row that the machine lacks serves nothing there; what CUDA rows serve, any machine says.
+ */
+bool can_be_asked(const attnfold_kernel_info& row) {
+  return row.available != 0 || std::string(row.isa) == "cuda";
 }
 
 /** "8..576 by 8", or the runs of head dims that row serves. */
@@ -133,14 +121,34 @@ const std::vector<Feature>& features() {
 
 }  // namespace
 
+attnfold_problem plain_problem(const attnfold_kernel_info& row) {
+  attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
+  p.qo_heads = 8;
+  p.kv_heads = 2;
+  p.kv_dtype = dtype_of(row.kv_dtype);
+  if (is_8_bit(static_cast<DType>(p.kv_dtype)))  // which have to have some
+    p.k_scale_kind = p.v_scale_kind = ATTNFOLD_SCALE_PER_TENSOR;
+  const std::string q_dtypes = row.q_dtypes;
+  p.q_dtype = dtype_of(q_dtypes.substr(0, q_dtypes.find(' ')));
+  p.o_dtype = p.q_dtype;
+  p.num_pages = 64;
+  p.max_batch = 4;
+  p.max_qo_rows = 64;
+  p.max_kv_len = 1024;
+  return p;
+}
+
 std::string support_matrix() {
   const std::vector<attnfold_kernel_info> rows = kernel_table();
   std::string text =
       "| kernel row | q | kv | head dim | numerics id |\n| --- | --- | --- | --- | --- |\n";
   for (size_t i = 0; i < rows.size(); ++i) {
     const attnfold_kernel_info& row = rows[i];
+    const std::string dims = can_be_asked(row)
+                                 ? head_dims(static_cast<int32_t>(i), plain_problem(row))
+                                 : "not on this machine";
     text += fmt::format("| `{}` | {} | {} | {} | `{}` |\n", row.name, row.q_dtypes, row.kv_dtype,
-                        head_dims(static_cast<int32_t>(i), plain_problem(row)), row.numerics_id);
+                        dims, row.numerics_id);
   }
   text += "\n| feature | rows that serve it |\n| --- | --- |\n";
   for (const Feature& feature : features()) {
@@ -150,6 +158,7 @@ std::string support_matrix() {
       names += fmt::format("{}`{}`", names.empty() ? "" : ", ", name);
     };
     for (size_t i = 0; i < rows.size(); ++i) {
+      if (!can_be_asked(rows[i])) continue;
       const bool on_cpu = std::string(rows[i].isa) != "cuda";
       attnfold_problem problem = plain_problem(rows[i]);
       feature.change(problem);

@@ -31,6 +31,18 @@ done
 
 expect 0 'numerics id' info
 expect 0 '"kernels"' info --json
+# A row that rounds weights is the default for some types of o alone: `info` says so where a plan takes one.
+for row in $("$attnfold" info | sed -nE 's/^(cpu_[^ ]*_p16\/[^ ]+) .* yes +cpu-.*/\1/p'); do
+  taken=0
+  for o in bf16 e4m3; do
+    "$attnfold" info --o $o | grep -q "^kernel  *$row" && taken=$((taken + 1))
+  done
+  if [ $taken -eq 2 ]; then
+    "$attnfold" info --o f32 | grep -q "^kernel  *$row" && fail "info --o f32: expected another row than $row"
+    "$attnfold" info | grep -A 1 "^$row" | grep -q 'default for o in bf16, e4m3 alone' || fail "info does not say for which o $row is"
+    expect 0 '"default_for_o": "bf16, e4m3"' info --json
+  fi
+done
 expect 0 'cpu_scalar/bf16.* yes' info "$good"
 expect 0 'cpu_scalar/f16 .* no .*kv_dtype' info "$good"
 expect 0 'cpu_scalar/f16 .* yes' info --kv f16 --q f32
