@@ -320,9 +320,8 @@ void print_prefills(const std::vector<std::string>& shapes, const std::vector<Li
 
 }  // namespace
 
-void bench_cuda(const std::vector<std::string>& shapes, const std::vector<std::string>& against,
+void bench_cuda(const std::vector<std::string>& shapes, const std::vector<Library>& libraries,
                 int replays, const std::string& json_file) {
-  const std::vector<Library> libraries = load_libraries(against);
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   cudaStream_t stream;

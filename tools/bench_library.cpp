@@ -10,7 +10,7 @@ namespace {
 template <class Function>
 void find(void* library, const char* name, Function* out) {
   *out = reinterpret_cast<Function>(dlsym(library, name));
-  if (!*out) throw std::runtime_error(dlerror());
+  if (!*out) throw std::runtime_error(dlerror());  // which begins with the path
 }
 
 }  // namespace

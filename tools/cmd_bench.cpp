@@ -369,41 +369,61 @@ int run_thread_sweep(const BenchOptions& options, std::ofstream& file) {
   }
 }
 
-int run_bench(const BenchOptions& options) {
-  if (options.backend == ATTNFOLD_CUDA) {
-#if defined(ATTNFOLD_WITH_CUDA)
-    try {
-      bench_cuda(options.shapes, options.against, options.quick ? 4 : 12, options.json_file);
-    } catch (const std::runtime_error& error) {
-      throw BadInput(fmt::format("--backend: expected one that this machine runs, got cuda; {}",
-                                 error.what()));
-    }
-    return kRight;
-#else
+/** Opens `path` where one is given. */
+std::ofstream open_output(const char* flag, const std::string& path) {
+  std::ofstream file;
+  if (path.empty()) return file;
+  file.open(path);
+  if (!file)
+    throw BadInput(fmt::format("{}: expected a file that can be written, got {}", flag, path));
+  return file;
+}
+
+std::vector<Library> libraries_of(const BenchOptions& options) {
+  try {
+    return load_libraries(options.against);
+  } catch (const std::runtime_error& error) {
     throw BadInput(
-        "--backend: expected one that this build has (cpu), got cuda; ATTNFOLD_CUDA is OFF");
-#endif
+        fmt::format("--against: expected a shared library of attnfold, got {}", error.what()));
   }
+}
+
+int run_bench_on_gpu(const BenchOptions& options) {
+  const std::pair<const char*, bool> of_cpus[] = {{"--workers", !options.workers.empty()},
+                                                  {"--threads", !options.threads.empty()},
+                                                  {"--isa", !options.isa.empty()},
+                                                  {"--svg", !options.svg_file.empty()}};
+  for (const auto& [flag, given] : of_cpus) {
+    if (given) throw BadInput(fmt::format("{}: expected with --backend cpu alone", flag));
+  }
+  const std::vector<Library> libraries = libraries_of(options);
+  for (const attnfold_kernel_info& row : kernel_table()) {
+    if (std::string(row.isa) == "cuda" && row.available == 0) {
+      throw BadInput(
+          fmt::format("--backend: expected one that this machine runs, got cuda; {}", row.why_not));
+    }
+  }
+  open_output("--json", options.json_file);
+#if defined(ATTNFOLD_WITH_CUDA)
+  try {
+    bench_cuda(options.shapes, libraries, options.quick ? 4 : 12, options.json_file);
+  } catch (const std::runtime_error& error) {
+    throw BadInput(fmt::format("--backend cuda: {}", error.what()));
+  }
+#endif
+  return kRight;
+}
+
+int run_bench(const BenchOptions& options) {
+  if (options.backend == ATTNFOLD_CUDA) return run_bench_on_gpu(options);
   if (!options.against.empty()) throw BadInput("--against: expected with --backend cuda");
   const bool sweeps_threads = options.threads.size() > 1 && options.workers.empty();
   if (!options.shapes.empty() && !sweeps_threads)
     throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
   require_isa(options.isa);
   if (!options.workers.empty()) return run_worker_sweep(options);
-  std::ofstream file;
-  if (!options.json_file.empty()) {
-    file.open(options.json_file);
-    if (!file)
-      throw BadInput(
-          fmt::format("--json: expected a file that can be written, got {}", options.json_file));
-  }
-  std::ofstream svg;
-  if (!options.svg_file.empty()) {
-    svg.open(options.svg_file);
-    if (!svg)
-      throw BadInput(
-          fmt::format("--svg: expected a file that can be written, got {}", options.svg_file));
-  }
+  std::ofstream file = open_output("--json", options.json_file);
+  std::ofstream svg = open_output("--svg", options.svg_file);
   if (sweeps_threads) return run_thread_sweep(options, file);
   const double foreign_before = foreign_cpu_seconds();
   const auto start = std::chrono::steady_clock::now();

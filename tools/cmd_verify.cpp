@@ -184,6 +184,7 @@ void add_verify(CLI::App& app, Command& command) {
       ->type_name("NAME")
       ->allow_extra_args(false);
   sub->add_option("--seed", options->verify.seed, "What cases and schedules are drawn from")
+      ->check(whole_number<uint64_t>())
       ->type_name("N")
       ->capture_default_str();
   sub->add_option("--schedules", options->verify.schedules,

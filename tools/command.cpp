@@ -4,6 +4,10 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
 
 #include "core/dtype.h"
 
@@ -47,6 +51,28 @@ int parse_either(const std::string& flag, const std::string& text, const char* z
   throw BadInput(fmt::format("{}: expected {} or {}, got {}", flag, zero, one, text));
 }
 
+/** Digits as fmt writes them: CLI11 reads the text again, where a leading 0 means octal. */
+template <class T>
+auto range_check(T low, T high) {
+  return [low, high](std::string& text) -> std::string {
+    T value = 0;
+    const bool whole = parse_whole(text, value) && text == fmt::format("{}", value);
+    if (whole && low <= value && value <= high) return {};
+    return fmt::format("expected {}..{}, got {}", low, high, text);
+  };
+}
+
+/** A finite number above `low`. */
+auto number_check(const char* expected, double low) {
+  return [expected, low](std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const bool whole = !text.empty() && end == text.c_str() + text.size();
+    if (whole && value > low && std::isfinite(value)) return {};
+    return fmt::format("expected {}, got {}", expected, text);
+  };
+}
+
 }  // namespace
 
 std::string version_text() {
@@ -55,12 +81,30 @@ std::string version_text() {
 }
 
 CLI::Validator in_range(int64_t low, int64_t high) {
-  auto check = [low, high](std::string& text) -> std::string {
-    int64_t value = 0;
-    if (parse_whole(text, value) && low <= value && value <= high) return {};
-    return fmt::format("expected {}..{}, got {}", low, high, text);
+  return CLI::Validator(range_check(low, high), fmt::format("{}..{}", low, high), "in_range");
+}
+
+template <class T>
+CLI::Validator whole_number() {
+  using Limits = std::numeric_limits<T>;
+  return CLI::Validator(range_check<T>(Limits::min(), Limits::max()), "", "whole_number");
+}
+template CLI::Validator whole_number<int32_t>();
+template CLI::Validator whole_number<uint64_t>();
+
+CLI::Validator not_empty() {
+  auto check = [](std::string& text) -> std::string {
+    return text.empty() ? "expected a value, got " : "";
   };
-  return CLI::Validator(check, fmt::format("{}..{}", low, high), "in_range");
+  return CLI::Validator(check, "", "not_empty");
+}
+
+CLI::Validator finite_number() {
+  return CLI::Validator(number_check("a finite number", -HUGE_VAL), "", "finite_number");
+}
+
+CLI::Validator positive_number() {
+  return CLI::Validator(number_check("a finite number > 0", 0), "> 0", "positive_number");
 }
 
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads) {
@@ -83,7 +127,9 @@ CLI::Option* add_backend_flag(CLI::App* sub, attnfold_backend& backend) {
     if (text == "cpu" || text == "cuda") return {};
     return fmt::format("expected cpu or cuda, got {}", text);
   };
-  auto set = [&backend](const std::string& text) { backend = text == "cuda" ? ATTNFOLD_CUDA : ATTNFOLD_CPU; };
+  auto set = [&backend](const std::string& text) {
+    backend = text == "cuda" ? ATTNFOLD_CUDA : ATTNFOLD_CPU;
+  };
   return sub->add_option_function<std::string>("--backend", set, "Where to run: cpu or cuda")
       ->check(CLI::Validator(check, "cpu or cuda"))
       ->type_name("NAME");
@@ -121,6 +167,10 @@ void ProblemFlags::add_to(CLI::App* sub) {
   const std::string group = "Problem";
   auto add = [&](const char* flag, auto& target, const char* help) {
     CLI::Option* option = sub->add_option(flag, target, help)->group(group)->capture_default_str();
+    if constexpr (std::is_same_v<decltype(target), std::string&>) option->check(not_empty());
+    if constexpr (std::is_same_v<decltype(target), float&>) option->check(finite_number());
+    if constexpr (std::is_same_v<decltype(target), int32_t&>)
+      option->check(whole_number<int32_t>());
     options_.push_back(option);
     return option;
   };

@@ -36,8 +36,19 @@ void add_explain(CLI::App& app, Command& command);
 /** "0.1.0" */
 std::string version_text();
 
-/** A number in [low, high]; the message is "expected low..high, got <text>". */
+/** A number in [low, high], in decimal digits; the message is "expected low..high, got <text>". */
 CLI::Validator in_range(int64_t low, int64_t high);
+
+/** Any int32_t or uint64_t likewise.  Without it CLI11 takes -1 for 2^64 - 1, and 010 for 8. */
+template <class T>
+CLI::Validator whole_number();
+
+/** What is not empty: "" would be taken for an option that is not there. */
+CLI::Validator not_empty();
+
+/** A finite number; a finite number > 0. */
+CLI::Validator finite_number();
+CLI::Validator positive_number();
 
 // Flags that mean the same in every subcommand.
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads);

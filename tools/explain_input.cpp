@@ -5,6 +5,7 @@
 #include <charconv>
 #include <fstream>
 #include <sstream>
+#include <type_traits>
 
 #include "check/call_file.h"
 #include "machine.h"
@@ -123,15 +124,18 @@ void ExplainFlags::add_to(CLI::App* sub) {
   using explain::known_models;
   sub->add_option("FILE", file_, "A call: its lengths and shapes")->type_name("");
   const auto add = [sub](const char* group, const char* flag, auto& target, const char* help) {
-    return sub->add_option(flag, target, help)->group(group)->capture_default_str();
+    CLI::Option* option = sub->add_option(flag, target, help)->group(group)->capture_default_str();
+    if constexpr (std::is_same_v<decltype(target), std::string&>) option->check(not_empty());
+    return option;
   };
   add("Model", "--model", model_, "One of those that --list shows")->type_name("NAME");
   add("Model", "--config", config_, "A config.json of a model")->type_name("FILE");
-  add("Model", "--heads", heads_, "qo_heads/kv_heads")->type_name("N[/N]");
-  add("Model", "--head-dim", head_dim_, "With --heads: head_dim, or head_dim_qk/head_dim_vo")
-      ->type_name("N[/N]");
-  add("Model", "--layers", layers_, "With --heads: layers")->check(in_range(1, 1024));
-  add("Model", "--window", window_, "With --heads: keys a token sees")->check(in_range(1, 1 << 24));
+  CLI::Option* heads = add("Model", "--heads", heads_, "qo_heads/kv_heads")->type_name("N[/N]");
+  add("Model", "--head-dim", head_dim_, "head_dim, or head_dim_qk/head_dim_vo")
+      ->type_name("N[/N]")
+      ->needs(heads);
+  add("Model", "--layers", layers_, "Layers")->check(in_range(1, 1024))->needs(heads);
+  add("Model", "--window", window_, "Keys a token sees")->check(in_range(1, 1 << 24))->needs(heads);
   add("Model", "--tp", tp_, "Ranks that the heads are dealt to")->check(in_range(1, 1024));
   sub->add_flag("--local", local_, "A layer with the model's window")->group("Model");
   add("Model", "--q", q_, "Type of q and o: f32, f16, bf16 or fp8")->type_name("DTYPE");
@@ -148,8 +152,8 @@ void ExplainFlags::add_to(CLI::App* sub) {
   add("Machine", "--gpu", gpu_, "One of those that --list shows, or here: this machine, measured")
       ->type_name("NAME");
   add("Machine", "--sms", sms_, "SMs or cores, instead of the table's")->check(in_range(1, 1024));
-  add("Machine", "--tb-per-s", tb_per_s_, "Bandwidth, instead")->check(CLI::PositiveNumber);
-  add("Machine", "--tflop-per-s", tflop_per_s_, "Dense peak, instead")->check(CLI::PositiveNumber);
+  add("Machine", "--tb-per-s", tb_per_s_, "Bandwidth, instead")->check(positive_number());
+  add("Machine", "--tflop-per-s", tflop_per_s_, "Dense peak, instead")->check(positive_number());
   explain::Switches& on = switches_;
   const char* engines = "Engines";
   sub->add_flag("--batch-invariant", on.batch_invariant, "vLLM's VLLM_BATCH_INVARIANT")

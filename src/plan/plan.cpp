@@ -69,6 +69,7 @@ Status check_stream(void* stream) {
 
 Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow** row) {
   const std::string wanted = isa ? isa : environment_isa();
+  const std::string argument = isa ? "isa" : "ATTNFOLD_ISA";
   std::string why;
   bool known = wanted.empty();
   // Rows of a forced ISA come first, whatever the table prefers.
@@ -87,11 +88,11 @@ Status choose_row(const Problem& problem, const char* isa, const cpu::KernelRow*
       why += std::string(why.empty() ? "" : "; ") + candidate->name + ": " + reason;
       if (!wanted.empty() && exact && reason.find("this CPU") == 0) {
         return {ATTNFOLD_UNSUPPORTED,
-                "isa: expected one that this machine runs, got " + wanted + "; " + reason};
+                argument + ": expected one that this machine runs, got " + wanted + "; " + reason};
       }
     }
   }
-  if (!known) return invalid(isa ? "isa" : "ATTNFOLD_ISA", "one of " + isa_names(), wanted);
+  if (!known) return invalid(argument, "one of " + isa_names(), wanted);
   return {ATTNFOLD_UNSUPPORTED, "problem: expected one that a kernel row serves; nearest: " + why};
 }
 

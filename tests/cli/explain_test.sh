@@ -38,6 +38,8 @@ expect 2 '--shapes' bench --threads 2 --shapes 1x4096
 
 expect 2 '--model: expected one of llama-2-7b, .*got gpt-9' explain --model gpt-9
 expect 2 '--gpu: expected here or one of a100, .*got tpu' explain --gpu tpu
+expect 2 '--window requires --heads' explain --window 100
+expect 2 '--model: expected a value' explain --model ''
 expect 2 '--tp: expected a divisor of the 32 query heads, got 3' explain --tp 3
 expect 2 'local: llama-3-8b has no windowed layers' explain --local
 expect 2 '--lengths: .*got 12y' explain --lengths 12y

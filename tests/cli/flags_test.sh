@@ -24,7 +24,39 @@ for flag in --threads --workers --repeat; do
 done
 expect 2 '--threads: expected 1..1024, got 1025' run "$good" --threads 1025
 expect 2 '--schedules: expected 1..1000, got 0' verify "$good" --schedules 0
-expect 2 '--seed' verify --case random --seed minus
+
+# Every number of every subcommand, as --help lists them: no sign, base or overflow is taken for another number.
+numbers() {
+  "$attnfold" "$1" --help |
+    sed -nE 's/^ +(--[a-z0-9-]+) (N|N\[\/N\]|C|INT:[^ ]*|FLOAT:[^ =]*|LIST:[0-9][^ ]*)(=[^ ]*)?( .*)?$/\1 \2 \4/p'
+}
+for sub in run verify bench explain info; do
+  case $sub in
+    run) line="run $good" ;;
+    verify) line="verify --case random" ;;
+    *) line=$sub ;;
+  esac
+  count=0
+  while read -r flag kind help; do
+    count=$((count + 1))
+    values='x nan 99999999999999999999x'
+    case $kind in
+      C | FLOAT*) values="$values inf" ;;
+      N\[*) values="$values 1.5 99999999999999999999" ;;
+      *) values="$values 1.5 010 +1 0x10 -0 99999999999999999999 -99999999999999999999" ;;
+    esac
+    case $help in *'-1 = off'*) values="$values -2" ;; *) values="$values -1" ;; esac
+    case $help in *'--heads'*) more='--heads 8' ;; *) more= ;; esac
+    for value in $values ''; do
+      # The engine names a field of the problem, without the dashes.
+      # shellcheck disable=SC2086
+      expect 2 "${flag//-/[-_]?}.*got ?(${value//+/[+]}|-1.000000|inf|nan|)" $line $more "$flag" "$value"
+    done
+  done < <(numbers $sub)
+  [ "$count" -gt 0 ] || fail "$sub: expected options with numbers in its --help, found none"
+done
+expect 2 '--seed: expected 0..18446744073709551615, got -1' verify --case random --seed -1
+expect 0 'Seed 18446744073709551615' verify --case random --schedules 1 --seed 18446744073709551615
 expect 2 '--isa: expected one of .*scalar.*, got sse9' verify "$good" --isa sse9
 expect 2 '--isa: expected one of .*scalar.*, got sse9' run "$good" --isa sse9
 expect 2 '--isa: expected one of .*scalar.*, got sse9' bench --isa sse9
@@ -36,8 +68,20 @@ else
   expect 2 'backend: expected one that this' bench --backend cuda
 fi
 expect 2 '--json' bench --json "$work/no/such/folder/x.json"
+expect 2 '--against: expected .*attnfold, got .*/missing.so: ' bench --backend cuda --against "$work/missing.so"
+libc=$(ldd "$attnfold" | sed -nE 's/.* (\/[^ ]*libc\.so[^ ]*) .*/\1/p')
+expect 2 '--against: expected .*attnfold, got .*libc.*attnfold_plan_create' bench --backend cuda --against "$libc"
+expect 2 '--against: expected with --backend cuda' bench --against "$libc"
+expect 2 '--svg: expected with --backend cpu' bench --backend cuda --svg "$work/x.svg"
 
-ATTNFOLD_ISA=sse9 expect 2 'sse9' run "$good"
+ATTNFOLD_ISA=sse9 expect 2 'ATTNFOLD_ISA: expected one of .*, got sse9' run "$good"
 ATTNFOLD_ISA=sse9 expect 0 'none.*sse9' info
 ATTNFOLD_ISA=scalar expect 0 '"isa": "scalar"' info --json
+
+# An ISA that this machine lacks is named where it came from.
+for isa in $("$attnfold" info | sed -nE 's/^cpu_[^ ]+ +([a-z0-9_]+) .* no +cpu-.*/\1/p' | sort -u); do
+  ATTNFOLD_ISA=$isa expect 2 "ATTNFOLD_ISA: expected one that this machine runs, got $isa; " run "$good"
+  ATTNFOLD_ISA=$isa expect 0 "none: ATTNFOLD_ISA: .*got $isa; " info
+  expect 2 "--isa: $isa is not available here" run "$good" --isa "$isa"
+done
 finish
