@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from os import PathLike
 from typing import Any, Mapping
@@ -16,18 +17,44 @@ _CODES = {
 
 
 def _bytes_of(name: str, array: Any) -> tuple[str, list[int], bytes]:
-    if type(array).__module__.partition(".")[0] == "torch":
-        import torch
+    try:
+        if type(array).__module__.partition(".")[0] == "torch":
+            import torch
 
-        array = array.detach().cpu().contiguous()
-        dtype = str(array.dtype).rpartition(".")[2]
-        data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
-    else:
-        array = np.asarray(array)
-        dtype, data = array.dtype.name, np.ascontiguousarray(array).tobytes()
+            array = array.detach().cpu().contiguous()
+            dtype = str(array.dtype).rpartition(".")[2]
+            data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
+        else:
+            array = np.asarray(array)
+            dtype, data = array.dtype.name, np.ascontiguousarray(array).tobytes()
+    except Exception as error:  # a tensor without memory, rows of several lengths
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: expected an array of numpy or torch, got {type(array).__name__}: {why}") from error
     if dtype not in _CODES:
         raise ValueError(f"{name}: expected a type of call files ({', '.join(_CODES)}), got {dtype}")
     return _CODES[dtype], list(array.shape), data
+
+
+def _array_of(where: str, entry: Any, data: memoryview) -> np.ndarray[Any, Any]:
+    """The tensor that an entry of the header describes, a copy; `data` is what follows the header."""
+    names = {code: name for name, code in _CODES.items()}
+    keys = ("dtype", "shape", "data_offsets")
+    dtype, shape, offsets = (entry.get(key) if isinstance(entry, dict) else None for key in keys)
+    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+    if not all(type(n) is int and n >= 0 for n in numbers) or len(offsets) != 2:
+        raise ValueError(f"{where}: expected {', '.join(keys)}, got {entry!r}")
+    if dtype not in names:
+        raise ValueError(f"{where}: expected a dtype of call files ({', '.join(names)}), got {dtype!r}")
+    made: Any = names[dtype]
+    if dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
+        import ml_dtypes
+
+        made = getattr(ml_dtypes, made)
+    num_bytes = math.prod(shape) * np.dtype(made).itemsize
+    begin, end = offsets
+    if end > len(data) or end - begin != num_bytes:
+        raise ValueError(f"{where}: expected {num_bytes} bytes among {len(data)}, got data_offsets {offsets}")
+    return np.frombuffer(data, np.uint8, end - begin, begin).copy().view(made).reshape(shape)
 
 
 def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -91,19 +118,12 @@ def load(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], di
     (length,) = struct.unpack("<Q", data[:8]) if len(data) >= 8 else (0,)
     if not 0 < length <= len(data) - 8:
         raise ValueError(f"{path}: expected a safetensors header, got one of {length} bytes in a file of {len(data)}")
-    header = json.loads(data[8 : 8 + length])
-    metadata = header.pop("__metadata__", {})
+    try:
+        header = dict(json.loads(data[8 : 8 + length]))
+        metadata = dict(header.pop("__metadata__", {}))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: expected a JSON object as header, got {error}") from error
     if metadata.get("format") != "attnfold-call-1":
         raise ValueError(f"{path}: metadata format: expected attnfold-call-1, got {metadata.get('format')!r}")
-    names = {code: name for name, code in _CODES.items()}
-    tensors = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        dtype = names[entry["dtype"]]
-        if entry["dtype"] in ("BF16", "F8_E4M3", "F8_E5M2"):
-            import ml_dtypes
-
-            dtype = getattr(ml_dtypes, dtype)
-        raw = np.frombuffer(data, np.uint8, end - begin, 8 + length + begin).copy()
-        tensors[name] = raw.view(dtype).reshape(entry["shape"])
-    return tensors, metadata
+    rest = memoryview(data)[8 + length :]
+    return {name: _array_of(f"{path}: {name}", entry, rest) for name, entry in header.items()}, metadata

@@ -1,5 +1,6 @@
 """Call files: what Python writes, the command reads; what was recorded, Python answers."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -77,3 +78,36 @@ def test_a_file_of_something_else_is_an_error(tmp_path):
     (tmp_path / "x").write_bytes(b"\0" * 20)
     with pytest.raises(ValueError, match="expected a safetensors header"):
         attnfold.call_file.load(tmp_path / "x")
+
+
+def test_damaged_files_and_what_is_no_array_are_named(tmp_path):
+    path = tmp_path / "call.safetensors"
+    sound = {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}
+
+    def loaded(header, data=b"\0" * 8):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return attnfold.call_file.load(path)[0]
+
+    about = {"__metadata__": {"format": "attnfold-call-1"}}
+    assert loaded(about | {"x": sound})["x"].tolist() == [0, 0]
+    assert loaded(about | {"x": {"dtype": "BF16", "shape": [0, 4], "data_offsets": [8, 8]}})["x"].shape == (0, 4)
+    for header in (b"{", b"[1]", b"3", b"\xff\xfe", {"__metadata__": 3}):
+        with pytest.raises(ValueError, match="call.safetensors: expected a JSON object as header, got"):
+            loaded(header)
+    for change in (
+        {"dtype": "F64"}, {"dtype": None}, {"shape": [3]}, {"shape": [-1, -2]}, {"shape": 2}, {"shape": ["2"]}, {"shape": [2.0]},
+        {"data_offsets": [0, 16]}, {"data_offsets": [4, 12]}, {"data_offsets": [-8, 0]}, {"data_offsets": [8, 0]},
+        {"data_offsets": [0]}, {"data_offsets": [0, 8, 8]}, {"data_offsets": None}, {"shape": [2**62, 2]},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="call.safetensors: x: expected "):
+            loaded(about | {"x": sound | change})
+    for entry in (3, None, [], "x"):
+        with pytest.raises(ValueError, match="call.safetensors: x: expected dtype, shape, data_offsets, got "):
+            loaded(about | {"x": entry})
+    for array in (None, object(), [[1], [1, 2]], torch.empty(3, device="meta"), torch.eye(3).to_sparse(), "words"):
+        with pytest.raises(ValueError, match="^q: expected "):
+            attnfold.call_file.save(path, dict(q=array), {})
+    attnfold.call_file.save(path, dict(q=torch.zeros(0, 4), k=np.zeros((2, 0), np.int32)), {})
+    back, _ = attnfold.call_file.load(path)
+    assert back["q"].shape == (0, 4) and back["k"].shape == (2, 0)
