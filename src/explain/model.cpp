@@ -1,6 +1,7 @@
 #include "explain/model.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 namespace attnfold::explain {
@@ -125,26 +126,35 @@ ConfigResult read_config(const json& whole, const std::string& name) {
   Model m;
   m.name = name;
   m.source = name;
+  std::string fault;
   const auto number = [&](const char* key, int64_t otherwise) {
     const auto it = config.find(key);
-    return it == config.end() || !it->is_number_integer() ? otherwise : it->get<int64_t>();
+    if (it == config.end() || it->is_null() || it->is_boolean()) return otherwise;
+    const bool fits =
+        it->is_number_integer() && !(it->is_number_unsigned() && it->get<uint64_t>() > INT64_MAX);
+    if (fits) return it->get<int64_t>();
+    fault = name + ": " + key + ": expected a whole number, got " +
+            it->dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 60);
+    return otherwise;
   };
   m.layers = number("num_hidden_layers", 0);
   m.h = number("num_attention_heads", 0);
   for (const char* key : {"num_hidden_layers", "num_attention_heads"}) {
+    if (!fault.empty()) return {m, fault};
     if (number(key, 0) < 1) return {m, name + ": expected " + key + " to be a number >= 1"};
   }
   const int64_t rank = number("kv_lora_rank", 0);
   if (rank > 0) {
     Model absorbed = latent(name.c_str(), "", m.layers, m.h, rank, number("qk_rope_head_dim", 64));
     absorbed.source = name;
-    return {absorbed, model_problem(absorbed)};
+    return {absorbed, fault.empty() ? model_problem(absorbed) : fault};
   }
   m.h_kv = number("num_key_value_heads", number("multi_query", 0) ? 1 : m.h);
   if (config.value("multi_query", json(false)) == json(true)) m.h_kv = 1;
   m.d_qk = number("head_dim", number("hidden_size", 0) / m.h);
   m.d_vo = number("v_head_dim", m.d_qk);
   m.window = number("sliding_window", 0);
+  if (!fault.empty()) return {m, fault};
   if (m.window < 0) return {m, model_problem(m)};
   if (m.window > 0) m.window_layers = count_window_layers(config, m.layers);
   if (m.window_layers == 0) m.window = 0;

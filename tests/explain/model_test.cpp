@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
 
 namespace attnfold::explain {
 namespace {
@@ -71,6 +72,29 @@ TEST(Models, Configs) {
   ASSERT_EQ(r.error, "");
   EXPECT_EQ(r.model.h_kv, 1);
   EXPECT_EQ(r.model.d_qk, 64);
+}
+
+TEST(Models, WhatIsNoWholeNumberInAConfigIsNamed) {
+  for (const std::string key : {"num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                                "head_dim", "v_head_dim", "sliding_window", "kv_lora_rank"}) {
+    for (const char* value : {"\"4\"", "4.5", "1e30", "9223372036854775808", "[]", "{}"}) {
+      const std::string config =
+          "{\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+          "\"hidden_size\": 256, \"" +
+          key + "\": " + value + "}";
+      const std::string error = model_of_config(config, "config.json").error;
+      EXPECT_EQ(error.rfind("config.json: " + key + ": expected a whole number, got ", 0), 0u)
+          << config << ": " << error;
+    }
+    if (key.rfind("num_", 0) == 0 && key != "num_key_value_heads") continue;
+    EXPECT_EQ(model_of_config("{\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                              "\"hidden_size\": 256, \"" +
+                                  key + "\": null}",
+                              "config.json")
+                  .error,
+              "")
+        << key;
+  }
 }
 
 TEST(Models, UnsoundConfigsAreErrors) {
