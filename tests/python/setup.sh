@@ -2,7 +2,8 @@
 # setup.sh PYTHON CMAKE SOURCE_DIR BUILD_DIR WORK_DIR [SUITE]
 #
 # Makes WORK_DIR/venv-SUITE with what requirements-SUITE.txt names and with attnfold, installed by `pip install .` on top
-# of the library that BUILD_DIR has built; suite `source` lets pip build the library too.  Packages come from the
+# of the library that BUILD_DIR has built; suite `source` lets pip build the library too, without CUDA, `source_cuda` with
+# it as pip does by itself where nvcc is found.  Packages come from the
 # registry that pip is set up for, through uv, which keeps what it downloaded.  ATTNFOLD_SANITIZE: what the library was
 # built with; LD_PRELOAD then has to be set wherever attnfold is imported.
 set -euo pipefail
@@ -26,12 +27,14 @@ if [ -f "$here/requirements-$suite-alone.txt" ]; then
 fi
 
 settings=(--config-setting "build-dir=$work/module-$suite")
-if [ "$suite" != source ]; then
-  "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
-  settings+=(--config-setting "cmake.define.attnfold_ROOT=$work/prefix")
-else
-  settings+=(--config-setting "cmake.define.ATTNFOLD_CUDA=OFF")  # minutes for each of its files
-fi
+case $suite in
+  source) settings+=(--config-setting "cmake.define.ATTNFOLD_CUDA=OFF") ;;
+  source_cuda) ;;
+  *)
+    "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+    settings+=(--config-setting "cmake.define.attnfold_ROOT=$work/prefix")
+    ;;
+esac
 if [ -n "${ATTNFOLD_SANITIZE-}" ]; then
   settings+=(--config-setting "cmake.define.ATTNFOLD_SANITIZE=$ATTNFOLD_SANITIZE")
 fi
