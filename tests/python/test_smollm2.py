@@ -109,12 +109,19 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_its_block(loaded, rng):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 128])
-def test_no_logit_depends_on_chunks_batch_mates_or_a_shared_prefix(loaded, rng, chunk):
+@pytest.fixture(scope="module")
+def alone(loaded):
+    """A request that was answered by itself, with its logits."""
     model, tokenizer = loaded
-    prompt = tokenizer.chat("Tell me a short story about a fox, please, and about its friends.")
-    alone = Request(list(prompt), 12, keep_logits=True)
-    Engine(model, num_pages=64).run([alone])
+    r = Request(tokenizer.chat("Tell me a short story about a fox, please, and about its friends."), 12, keep_logits=True)
+    Engine(model, num_pages=64).run([r])
+    return r
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 128])
+def test_no_logit_depends_on_chunks_batch_mates_or_a_shared_prefix(loaded, alone, rng, chunk):
+    model, _ = loaded
+    prompt = alone.tokens[: alone.prompt_len]
     engine = Engine(model, num_pages=256, chunk=chunk, max_batch=7)
     mates = [Request(list(rng.integers(0, 256, rng.integers(1, 60))), int(rng.integers(1, 20)), temperature=1, seed=i)
              for i in range(9)]  # fmt: skip
