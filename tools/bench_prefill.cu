@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(512) matrix_peak(uint32_t* out) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-  const uint32_t a = cuda::matrix_address(base, 16), b = cuda::matrix_address(base + 16384, 1024);
+  const uint32_t a = cuda::matrix_address(base, 16), b = cuda::matrix_address(base + 16384, 16);
   float d[64];
   for (float& x : d) x = 0.0f;
   for (int i = 0; i < kPeakSteps; ++i) {
     cuda::open_products();
-    cuda::multiply_columns<__nv_bfloat16, false, 128>(d, cuda::matrix_at<1024>(a),
-                                                      cuda::matrix_at<2048>(b));
+    cuda::multiply_keys<__nv_bfloat16, false>(d, cuda::matrix_at<1024>(a),
+                                              cuda::matrix_at<1024>(b));
     cuda::commit_products();
     cuda::wait_for_products<1>();
   }

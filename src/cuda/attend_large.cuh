@@ -16,8 +16,7 @@
 #pragma once
 
 #include "cuda/large_loader.cuh"
-#include "cuda/large_scores.cuh"
-#include "cuda/large_values.cuh"
+#include "cuda/large_rows.cuh"
 
 namespace attnfold::cuda {
 
@@ -26,7 +25,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1)
     attend_large(const __grid_constant__ LargeArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
-  const uint32_t shared = shared_address(memory);
+  const uint32_t shared = uniform(shared_address(memory));
   init_large<Shape>(shared);
   const int group = static_cast<int>(uniform(threadIdx.x / kWarpgroup)),
             warp = static_cast<int>(uniform(threadIdx.x / 32 % 4)),
@@ -35,13 +34,10 @@ __global__ void __launch_bounds__(kLargeThreads, 1)
   let_next_kernel_start();
   if (group == kLoadsGroup) {
     give_registers<kLoadsRegisters>();
-    load_large<Shape>(args, shared, warp, lane);
-  } else if (group == kValuesGroup) {
-    take_registers<kValuesRegisters>();
-    ValueGroup<Shape, T>(args, shared, warp, lane).run();
+    load_large<Shape, T>(args, shared, warp, lane);
   } else {
-    take_registers<kScoresRegisters>();
-    ScoreGroup<Shape, T>(args, shared, group, warp, lane).run();
+    take_registers<kRowsRegisters>();
+    RowGroup<Shape, T>(args, shared, group, warp, lane).run();
   }
 #endif
 }

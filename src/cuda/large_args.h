@@ -18,8 +18,8 @@ struct KeyPlaces {
 struct LargeArgs {
   KeyPlaces k, v;
   AttendArgs attend;
-  float exponent_scale;  // of scores, in the log2 domain; 1 where ALiBi has already scaled them
   float* totals;         // [blocks, tile_total_floats]: rows' folded super-chunks
+  float exponent_scale;  // of scores, in the log2 domain; 1 where ALiBi has already scaled them
 };
 
 constexpr int32_t kBoxKeys = 16;

@@ -1,5 +1,6 @@
 // The loading warpgroup of the large-row kernel.  Warp 0 brings keys and warp 1 values, 16 keys a
-// copy, by the tensor copy engine; warps 2 and 3 bring queries.
+// copy, by the tensor copy engine; warps 2 and 3 bring queries,
+// a half of the tile's rows each.
 #pragma once
 
 #include "cuda/large_shape.cuh"
@@ -16,13 +17,10 @@ __device__ __forceinline__ TilePair pair_at(const AttendArgs& a, int32_t index) 
   return {load_from_l2(a.schedule.tiles + index / a.problem.kv_heads), index % a.problem.kv_heads};
 }
 
-/** Keys of a half's rows: those that some row sees, and those that all do. */
-struct HalfKeys {
-  VisibleKeys any, all;
-};
-__device__ __forceinline__ HalfKeys keys_of_half(const AttendArgs& a, const RowSet& set, int half) {
-  const int32_t begin = half * kHalfRows,
-                rows = set.num_rows - begin < kHalfRows ? set.num_rows - begin : kHalfRows;
+/** Of rows [begin, begin + max_rows) of a tile. */
+__device__ __forceinline__ RowsKeys keys_of_rows(const AttendArgs& a, const RowSet& set,
+                                                 int32_t begin, int32_t max_rows) {
+  const int32_t rows = set.num_rows - begin < max_rows ? set.num_rows - begin : max_rows;
   if (rows <= 0) return {};
   const int32_t first = (set.row_begin + begin) / a.shape.group_size,
                 last = (set.row_begin + begin + rows - 1) / a.shape.group_size;
@@ -43,21 +41,24 @@ __device__ __forceinline__ bool covers(const VisibleKeys& keys, int32_t begin, i
 /** Where a lane's 16 keys of a leaf lie, leaf after leaf.  A page id is asked for a leaf ahead. */
 class BoxWalk {
  public:
-  __device__ __forceinline__ BoxWalk(const AttendArgs& a, const KeyPlaces& places_in,
-                                     const TilePair& pair, int lane_in)
+  __device__ __forceinline__ BoxWalk(const AttendArgs& a, const KeyPlaces& places_in, int lane_in)
       : places(places_in),
-        keys(seen_by_any(a.shape, a.problem.mask, pair.set)),
-        first(places_in.first + pair.kv_head * places_in.head),
         lane(lane_in),
+        page_shift(a.page_shift),
         page_size(a.problem.ragged != 0 ? 1 : a.problem.page_size),
         leaf_pages(kLeaf / page_size),
         leaf_tokens(kLeaf - leaf_pages * page_size),
-        ragged(a.problem.ragged != 0) {
-    if (ragged) {
-      row = __ldcg(a.lengths.kv_indptr + pair.set.request);
-    } else {
-      table = pages_of(a.lengths, pair.set.request);
-    }
+        ragged(a.problem.ragged != 0) {}
+
+  template <class Shape>
+  __device__ __forceinline__ void begin(const TileReader<Shape>& tile) {
+    keys = tile.keys(offsetof(TileNote, keys[kTileHalves].any));
+    first = places.first + tile.word(offsetof(TileNote, kv_head)) * places.head;
+    row = tile.word(offsetof(TileNote, row));
+    table = reinterpret_cast<const int32_t*>(
+        static_cast<uint64_t>(static_cast<uint32_t>(tile.word(offsetof(TileNote, table)))) |
+        static_cast<uint64_t>(static_cast<uint32_t>(tile.word(offsetof(TileNote, table) + 4)))
+            << 32);
   }
 
   /** Goes to the leaf that begins at `leaf_key`, 128 keys on unless `jumps`. */
@@ -69,7 +70,7 @@ class BoxWalk {
       return;
     }
     if (jumps) {
-      page = key / page_size;
+      page = page_shift >= 0 ? key >> page_shift : key / page_size;
       token = key - page * page_size;
     } else {
       page += leaf_pages;
@@ -99,138 +100,292 @@ class BoxWalk {
 
  private:
   const KeyPlaces& places;
-  const VisibleKeys keys;
-  const int32_t first, lane;
+  const int32_t lane, page_shift;
   const int32_t page_size, leaf_pages, leaf_tokens;  // a leaf is so many pages and tokens on
   const bool ragged;
+  VisibleKeys keys{};
+  int32_t first = 0;
   const int32_t* table = nullptr;
   int32_t row = 0, page = 0, token = 0, at = 0;
 };
 
-/** Brings the keys or the values of every leaf of every tile, and a note for each leaf: it is there
- * with the leaf before, if that is of the same tile. */
-template <class Shape>
+/** Looks at the values of a leaf that not all rows see, once they are there.  Those that no copy
+ * brings, and those behind the request's end, become 0: 0 times what lies there may be NaN.  Of the
+ * others it says whether one is not finite. */
+template <class Shape, class T>
+class ValueCheck {
+ public:
+  __device__ __forceinline__ void begin(uint32_t leaf_in, uint32_t full_in, uint32_t boxes_in,
+                                        int32_t first_key_in, int32_t kv_len_in,
+                                        const VisibleKeys& all_in) {
+    leaf = leaf_in;
+    full = full_in;
+    boxes = boxes_in;
+    first_key = first_key_in;
+    kv_len = kv_len_in;
+    all = all_in;
+    begun = true;
+  }
+
+  __device__ __forceinline__ void finish(uint32_t shared, int lane) {
+    if (!begun) return;
+    begun = false;
+    barrier_wait(shared + ATTNFOLD_SHARED(landed_v), parity);
+    parity ^= 1;
+    constexpr uint32_t kExponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u,
+                       kOne = std::is_same_v<T, __half> ? 0x04000400u : 0x00800080u;
+    uint32_t overflow = 0;
+#pragma unroll 1
+    for (int key = lane; key < kLeaf; key += 32) {
+      if (sees(all, first_key + key)) continue;
+      const uint32_t at = leaf + key / 8 * Shape::kStep8 + key % 8 * 128;
+      const bool there = first_key + key < kv_len && (boxes >> key / kBoxKeys & 1) != 0;
+#pragma unroll 4
+      for (int chunk16 = 0; chunk16 < Shape::kDim / 8; ++chunk16) {  // in any order
+        const uint32_t to = at + chunk16 / 8 * Shape::kColumnStep + chunk16 % 8 * 16;
+        if (there) {
+          const uint4 w = load_shared_quad(to);
+          overflow |= ((w.x & kExponents) + kOne) | ((w.y & kExponents) + kOne) |
+                      ((w.z & kExponents) + kOne) | ((w.w & kExponents) + kOne);
+        } else {
+          store_shared_quad(to, make_uint4(0, 0, 0, 0));
+        }
+      }
+    }
+    fence_shared_for_engines();
+    const uint32_t odd = uniform(overflow & 0x80008000u);
+    if (lane == 0) {
+      const uint32_t stage = (full - shared - ATTNFOLD_SHARED(full_v)) / 8;
+      store_shared(shared + ATTNFOLD_SHARED(odd_v) + 4 * stage, odd);
+      barrier_arrive(full);
+    }
+  }
+
+ private:
+  bool begun = false;
+  uint32_t parity = 0;
+  uint32_t leaf = 0, full = 0, boxes = 0;  // its place, its barrier, and what was copied
+  int32_t first_key = 0, kv_len = 0;
+  VisibleKeys all{};
+};
+
+/** Brings the keys, or the values, of every leaf of every tile; with the keys a note for each leaf:
+ * it is there with the leaf before, if that is of the same tile. */
+template <class Shape, class T, bool kValues>
 __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces& places,
-                                            uint32_t ring, uint32_t notes, uint32_t full,
-                                            uint32_t empty, int lane) {
-  static_assert(kTileHalves == 2);
+                                            uint32_t shared, int lane) {
   constexpr int32_t kChunkKeys = kLeaf * kSuperChunk;
-  int stage = 0;
-  uint32_t parity = 1, leaves = 0;
-  TileWalk walk(a);
-  for (int32_t index = walk.next(); index >= 0; index = walk.next()) {
-    const TilePair pair = pair_at(a, index);
-    const RowSet& set = pair.set;
+  const uint32_t ring = shared + (kValues ? ATTNFOLD_SHARED(v) : ATTNFOLD_SHARED(k)),
+                 full = shared + (kValues ? ATTNFOLD_SHARED(full_v) : ATTNFOLD_SHARED(full_k)),
+                 empty = shared + (kValues ? ATTNFOLD_SHARED(empty_v) : ATTNFOLD_SHARED(empty_k));
+  Place<Shape::kStages> place;
+  uint32_t leaves = 0;
+  ValueCheck<Shape, T> check;
+  BoxWalk boxes(a, places, lane);
+  TileReader<Shape> tile(shared);
+  for (;; tile.free(lane)) {
+    tile.wait();
+    if (tile.word(offsetof(TileNote, is_none))) break;
+    RowSet set{};
+    set.num_leaves = tile.word(offsetof(TileNote, set.num_leaves));
+    set.sink_leaves = tile.word(offsetof(TileNote, set.sink_leaves));
+    set.leaf_begin = tile.word(offsetof(TileNote, set.leaf_begin));
+    set.kv_len = tile.word(offsetof(TileNote, set.kv_len));
     if (set.num_leaves == 0) continue;
-    const HalfKeys half = keys_of_half(a, set, lane % kTileHalves);
-    BoxWalk boxes(a, places, pair, lane);
+    boxes.begin(tile);
+    boxes.go_to(leaf_of(set, 0) * kLeaf, true);
+    const size_t mine = sizeof(RowsKeys) * (kValues ? kTileHalves : lane % kTileHalves);
+    const RowsKeys half = {tile.keys(offsetof(TileNote, keys[0].any) + mine),
+                           tile.keys(offsetof(TileNote, keys[0].all) + mine)};
+    const VisibleKeys& all = half.all;
     int32_t number = 0, key = leaf_of(set, 0) * kLeaf, chunk_edge = chunk_end(set, 0);
     const auto next_of = [&] {
       return number + 1 == set.sink_leaves ? set.leaf_begin * kLeaf : key + kLeaf;
     };
+    const auto tell = [&](uint32_t flags) {
+      const uint32_t at = shared + ATTNFOLD_SHARED(notes) +
+                          leaves % kLeafNotes * static_cast<uint32_t>(sizeof(LeafNote));
+      store_shared(at, static_cast<uint32_t>(key));
+      store_shared(at + 4, flags);
+    };
+    // Leaves before this one are whole for all rows, as most are.
+    int32_t plain_end = 0;
+    if constexpr (!kValues) {
+      const VisibleKeys all = tile.keys(offsetof(TileNote, keys[kTileHalves].all));
+      if (all.begin <= 0 && set.sink_leaves == 0 && set.leaf_begin == 0 &&
+          tile.word(offsetof(TileNote, set.num_rows)) > kHalfRows &&
+          a.tensors.alibi_slopes == nullptr)
+        plain_end = all.end / kLeaf;
+    }
     const auto write_note = [&] {  // of leaf `number`
       const int32_t next = next_of();
       const bool more = number + 1 < set.num_leaves;
+      if (number + 1 < plain_end) {
+        if (lane == 0)
+          tell(LeafFlags::kAllPlain | (number + 1 == chunk_edge ? LeafFlags::kAllChunkLast : 0));
+        ++leaves;
+        return;
+      }
       // Of this lane's half; then the other half's beside it.
       uint32_t flags = 0;
       if (meets(half.any, key, key + kLeaf)) {
-        flags = LeafNote::kSeen;
-        if (covers(half.all, key, key + kLeaf)) flags |= LeafNote::kWhole;
+        flags = LeafFlags::kSeen;
+        if (covers(half.all, key, key + kLeaf)) flags |= LeafFlags::kWhole;
         const bool later = more && meets(half.any, next, INT32_MAX);
-        if (!later) flags |= LeafNote::kTileLast;
+        if (!later) flags |= LeafFlags::kTileLast;
         if (!(later && number + 1 < chunk_edge &&
               meets(half.any, next, (key / kChunkKeys + 1) * kChunkKeys)))
-          flags |= LeafNote::kChunkLast;
+          flags |= LeafFlags::kChunkLast;
       }
-      if (more && meets(half.any, next, next + kLeaf)) flags |= LeafNote::kNextSeen;
+      if (more && meets(half.any, next, next + kLeaf)) {
+        flags |= LeafFlags::kNextSeen;
+        if ((flags & LeafFlags::kWhole) != 0 && covers(half.all, next, next + kLeaf) &&
+            a.tensors.alibi_slopes == nullptr)
+          flags |= LeafFlags::kPlain;
+      }
       flags |= __shfl_down_sync(~0u, flags, 1) << 1;
-      if (!more) flags |= LeafNote::kTileEnds;
-      if (lane == 0) {
-        const uint32_t at = notes + leaves % kLeafNotes * 8;
-        store_shared(at, static_cast<uint32_t>(key));
-        store_shared(at + 4, flags);
-      }
+      if (!more) flags |= LeafFlags::kTileEnds;
+      if (lane == 0) tell(flags);
       ++leaves;
     };
-    boxes.go_to(key, true);
-    write_note();
+    if constexpr (!kValues) write_note();
     for (bool more = true; more;) {
-      const uint32_t copies = static_cast<uint32_t>(__popc(__ballot_sync(~0u, boxes.wanted)));
+      const uint32_t wanted = __ballot_sync(~0u, boxes.wanted),
+                     bytes = static_cast<uint32_t>(__popc(wanted)) * Shape::kBoxBytes;
       const bool jumps = number + 1 == set.sink_leaves;
+      const int32_t first_key = key;
       key = next_of();
       more = ++number < set.num_leaves;
-      if (more) {
-        if (number == chunk_edge) chunk_edge = chunk_end(set, number);
-        write_note();
+      if constexpr (!kValues) {
+        if (more && number == chunk_edge) chunk_edge = chunk_end(set, number);
+        if (more) write_note();
       }
-      const uint32_t barrier = full + 8 * stage;
-      barrier_wait(empty + 8 * stage, parity);
-      if (lane == 0) barrier_arrive_expecting(barrier, copies * Shape::kBoxBytes);
+      const uint32_t to = ring + place.stage * Shape::kLeafBytes, is_full = full + 8 * place.stage;
+      const bool checked = kValues && !covers(all, first_key, first_key + kLeaf);
+      const uint32_t barrier = checked ? shared + ATTNFOLD_SHARED(landed_v) : is_full;
+      if constexpr (kValues) check.finish(shared, lane);  // while the next ones have no place yet
+      barrier_wait(empty + 8 * place.stage, place.parity ^ 1);
+      if (lane == 0) barrier_arrive_expecting(barrier, bytes);
       __syncwarp();
-      boxes.copy(ring + stage * Shape::kLeafBytes, barrier, Shape::kBoxBytes);
-      if (more) boxes.go_to(key, jumps);
-      if (++stage == Shape::kStages) {
-        stage = 0;
-        parity ^= 1;
+      boxes.copy(to, barrier, Shape::kBoxBytes);
+      if constexpr (kValues) {
+        if (checked) check.begin(to, is_full, wanted, first_key, set.kv_len, all);
       }
+      if (more) boxes.go_to(key, jumps);
+      place.next();
     }
   }
+  if constexpr (kValues) check.finish(shared, lane);
 }
 
-/** Brings the rows of q of every tile, and says which tile it is; a tile without rows ends them. */
+/** Says which tile is pair `index`. */
 template <class Shape>
-__device__ __forceinline__ void load_tiles(const AttendArgs& a, uint32_t shared, int thread) {
-  constexpr int kChunks = Shape::kPitchQ / 16;
-  const View<const char>& q = a.tensors.q;
-  const uint32_t to = shared + ATTNFOLD_SHARED(q), all_full = shared + ATTNFOLD_SHARED(full_tile);
-  TileWalk walk(a);
-  for (uint32_t i = 0;; ++i) {
-    const int32_t index = walk.next();
-    TilePair pair{};
-    if (index >= 0) pair = pair_at(a, index);
-    if (i > 0) group_wait<kTileHalves * kWarpgroup + kQueryThreads>(kQueriesBarrier);
-    barrier_wait(shared + ATTNFOLD_SHARED(empty_tile) + 8 * (i % 2), i / 2 % 2 ^ 1);
-    const uint32_t full = all_full + 8 * (i % 2);
-    if (thread == 0) {
-      const uint32_t tile = shared + ATTNFOLD_SHARED(tile) +
-                            i % 2 * static_cast<uint32_t>(sizeof(Shape::Shared::tile[0]));
-      const int32_t* words = reinterpret_cast<const int32_t*>(&pair.set);
-#pragma unroll
-      for (int w = 0; w < static_cast<int>(sizeof(RowSet) / 4); ++w)
-        store_shared(tile + 4 * w, static_cast<uint32_t>(words[w]));
-      store_shared(tile + sizeof(RowSet), static_cast<uint32_t>(pair.kv_head));
-      store_shared(tile + sizeof(RowSet) + 4, index < 0 ? 1u : 0u);
-      barrier_arrive(full);
+__device__ __forceinline__ void write_tile(const AttendArgs& a, uint32_t shared,
+                                           const TileReader<Shape>& tile, int32_t index, int lane) {
+  TilePair pair{};
+  if (index >= 0) pair = pair_at(a, index);
+  const RowSet& set = pair.set;
+  const int part = lane < kTileHalves ? lane : kTileHalves;
+  const RowsKeys keys = part < kTileHalves ? keys_of_rows(a, set, part * kHalfRows, kHalfRows)
+                                           : keys_of_rows(a, set, 0, kTileRows);
+  const int32_t key = leaf_of(set, 0) * kLeaf;
+  TileNote note{};
+  note.begins = __ballot_sync(~0u, set.num_leaves > 0 && meets(keys.any, key, key + kLeaf));
+  note.set = set;
+  note.kv_head = pair.kv_head;
+  note.is_none = index < 0;
+  if (index >= 0) {
+    if (a.problem.ragged != 0) {
+      note.row = __ldcg(a.lengths.kv_indptr + set.request);
+    } else {
+      note.table = pages_of(a.lengths, set.request);
     }
-    // Two threads for each row, a chunk of 16 bytes in turn.
-    for (int row = thread / 2; index >= 0 && row < kTileRows; row += kQueryThreads / 2) {
-      const bool valid = row < pair.set.num_rows;
-      const RowPlace at = place_of_row(a, pair.set, pair.kv_head, valid ? row : 0);
-      const char* from = q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2;
+  }
+  const uint32_t at = tile.address();
+  barrier_wait(tile.empty(), tile.parity() ^ 1);
+  if (lane <= kTileHalves) {
+    const int32_t* words = reinterpret_cast<const int32_t*>(&keys);
 #pragma unroll
-      for (int i = 0; i < kChunks; i += 2) {
-        const int chunk = i + thread % 2;
-        copy_16_or_zeros(to + chunk_offset<Shape::kPitchQ>(row, chunk), from + chunk * 16, valid);
+    for (int w = 0; w < static_cast<int>(sizeof(RowsKeys) / 4); ++w)
+      store_shared(at + static_cast<uint32_t>(offsetof(TileNote, keys)) +
+                       part * static_cast<uint32_t>(sizeof(RowsKeys)) + 4 * w,
+                   static_cast<uint32_t>(words[w]));
+  }
+  if (lane == 0) {
+    const int32_t* words = reinterpret_cast<const int32_t*>(&note);
+#pragma unroll
+    for (int w = 0; w < static_cast<int>(offsetof(TileNote, keys) / 4); ++w)
+      store_shared(at + 4 * w, static_cast<uint32_t>(words[w]));
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive(tile.full());
+}
+
+/** Brings the rows of q of one half of every tile.  The first half's loader says which tile comes
+ * next. */
+template <class Shape>
+__device__ __forceinline__ void load_rows(const AttendArgs& a, uint32_t shared, int half,
+                                          int lane) {
+  constexpr int kChunks = Shape::kDim / 8;
+  const View<const char>& q = a.tensors.q;
+  const uint32_t to = shared + ATTNFOLD_SHARED(q) + half * Shape::kHalfBytesQ,
+                 full = shared + ATTNFOLD_SHARED(full_q) + 8 * half;
+  TileWalk walk(a);
+  TileReader<Shape> tile(shared);
+  for (uint32_t i = 0;; ++i) {
+    if (half == 0) write_tile(a, shared, tile, walk.next(), lane);
+    tile.wait();
+    if (tile.word(offsetof(TileNote, is_none))) return;
+    RowSet set{};
+    set.row_begin = tile.word(offsetof(TileNote, set.row_begin));
+    set.num_rows = tile.word(offsetof(TileNote, set.num_rows));
+    set.q_token = tile.word(offsetof(TileNote, set.q_token));
+    const int32_t kv_head = tile.word(offsetof(TileNote, kv_head));
+    if (half == 0) {
+      ++tile.number;
+    } else {
+      tile.free(lane);
+    }
+    // Two lanes for each row, a chunk of 16 bytes in turn; first into L2, while the rows of the
+    // tile before are in use.
+    const auto row_at = [&](int row, bool* valid) {
+      const int row_of_tile = half * kHalfRows + row;
+      *valid = row_of_tile < set.num_rows;
+      const RowPlace at = place_of_row(a, set, kv_head, *valid ? row_of_tile : 0);
+      return q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2;
+    };
+    const char* from[4];
+    bool valid[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      from[r] = row_at(lane / 2 + 16 * r, &valid[r]);
+      if (valid[r]) prefetch_to_l2(from[r] + lane % 2 * (Shape::kDim > 64 ? 128 : 0));
+    }
+    barrier_wait(shared + ATTNFOLD_SHARED(empty_q) + 8 * half, i % 2 ^ 1);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int j = 0; j < kChunks; j += 2) {
+        const int chunk = j + lane % 2;
+        copy_16_or_zeros(
+            to + chunk / 8 * Shape::kColumnBytesQ + chunk_offset<128>(lane / 2 + 16 * r, chunk % 8),
+            from[r] + chunk * 16, valid[r]);
       }
     }
     barrier_arrive_after_copies(full);
-    if (index < 0) return;
   }
 }
 
-template <class Shape>
+template <class Shape, class T>
 __device__ __forceinline__ void load_large(const LargeArgs& args, uint32_t shared, int warp,
                                            int lane) {
   const AttendArgs& a = args.attend;
-  if (warp < 2) {  // one and the same instructions for both
-    const bool v = warp == 1;
-    load_leaves<Shape>(a, v ? args.v : args.k,
-                       shared + (v ? ATTNFOLD_SHARED(v) : ATTNFOLD_SHARED(k)),
-                       shared + (v ? ATTNFOLD_SHARED(note_v) : ATTNFOLD_SHARED(note_k)),
-                       shared + (v ? ATTNFOLD_SHARED(full_v) : ATTNFOLD_SHARED(full_k)),
-                       shared + (v ? ATTNFOLD_SHARED(empty_v) : ATTNFOLD_SHARED(empty_k)), lane);
+  if (warp == 0) {
+    load_leaves<Shape, T, false>(a, args.k, shared, lane);
+  } else if (warp == 1) {
+    load_leaves<Shape, T, true>(a, args.v, shared, lane);
   } else {
-    load_tiles<Shape>(a, shared, (warp - 2) * 32 + lane);
+    load_rows<Shape>(a, shared, warp - 2, lane);
   }
 }
 

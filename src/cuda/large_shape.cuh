@@ -9,77 +9,158 @@
 namespace attnfold::cuda {
 
 constexpr int kWarpgroup = 128;  // threads
-// Barriers at which warps sleep; 0 is __syncthreads, and each buffer of P has one from
-// kFullBarrierP on.
-constexpr int kValuesBarrier = 1, kQueriesBarrier = 2, kFullBarrierP = 3;
-constexpr int kQueryThreads = 64;  // that load queries
-constexpr int kHalfRows = 64;      // of a tile: what one matrix instruction multiplies
+constexpr int kHalfRows = 64;    // of a tile: what one matrix instruction multiplies
 constexpr int kTileHalves = kTileRows / kHalfRows;
-constexpr int kBuffersP = 2;  // one is filled while the other is multiplied
-constexpr int kLargeThreads = (kTileHalves + 2) * kWarpgroup;
+constexpr int kLargeThreads = (kTileHalves + 1) * kWarpgroup;
+constexpr int kTurnBarrier = 1;  // of one half, and the next of the other; 0 is __syncthreads
 
-// Warpgroups, in order: scores of each half of the tile, values, loads.
-constexpr int kValuesGroup = kTileHalves, kLoadsGroup = kTileHalves + 1;
+// Warpgroups, in order: one for each half of the tile's rows, loads.
+constexpr int kLoadsGroup = kTileHalves;
 
 // Registers of a thread of each; their mean is what a thread has at launch.
-constexpr int kScoresRegisters = 128, kValuesRegisters = 232, kLoadsRegisters = 24;
-static_assert(kTileHalves * kScoresRegisters + kValuesRegisters + kLoadsRegisters == 4 * 128);
+constexpr int kRowsRegisters = 232, kLoadsRegisters = 40;
+static_assert(kTileHalves * kRowsRegisters + kLoadsRegisters == 3 * 168);
 
-/** What the loaders say of a leaf. */
+/** What the loader of keys says of a leaf. */
+struct LeafFlags {
+  uint32_t bits;
+
+  // << half: some row sees some key; all see all; some row sees some key of the next leaf; this
+  // leaf and the next are whole, without ALiBi; the leaf is the last that they see of its
+  // super-chunk; of the tile
+  static constexpr uint32_t kSeen = 1, kWhole = 4, kNextSeen = 16, kPlain = 64, kChunkLast = 256,
+                            kTileLast = 1024;
+  static constexpr uint32_t kTileEnds = 4096;
+  static constexpr uint32_t kAllPlain = (kSeen | kWhole | kNextSeen | kPlain) * 3,
+                            kAllChunkLast = kChunkLast * 3;
+
+  __device__ __forceinline__ bool seen(int half) const { return bits >> half & kSeen; }
+  __device__ __forceinline__ bool whole(int half) const { return bits >> half & kWhole; }
+  __device__ __forceinline__ bool next_seen(int half) const { return bits >> half & kNextSeen; }
+  __device__ __forceinline__ bool plain(int half) const { return bits >> half & kPlain; }
+  __device__ __forceinline__ bool chunk_last(int half) const { return bits >> half & kChunkLast; }
+  __device__ __forceinline__ bool tile_last(int half) const { return bits >> half & kTileLast; }
+  __device__ __forceinline__ bool tile_ends() const { return bits & kTileEnds; }
+};
+
 struct LeafNote {
   int32_t first_key;
-  uint32_t flags;
-
-  // << half: some row sees some key; all see all; some row sees some key of the next leaf; the leaf
-  // is the last that they see of its super-chunk; of the tile
-  static constexpr uint32_t kSeen = 1, kWhole = 4, kNextSeen = 16, kChunkLast = 64, kTileLast = 256;
-  static constexpr uint32_t kTileEnds = 1024;
-
-  __device__ __forceinline__ bool seen(int half) const { return flags >> half & kSeen; }
-  __device__ __forceinline__ bool whole(int half) const { return flags >> half & kWhole; }
-  __device__ __forceinline__ bool next_seen(int half) const { return flags >> half & kNextSeen; }
-  __device__ __forceinline__ bool chunk_last(int half) const { return flags >> half & kChunkLast; }
-  __device__ __forceinline__ bool tile_last(int half) const { return flags >> half & kTileLast; }
-  __device__ __forceinline__ bool tile_ends() const { return flags & kTileEnds; }
+  LeafFlags flags;
 };
 
 /** Notes lie in a ring.  One is written while the leaf before its own waits for a stage, which is
  * at most kStages leaves ahead of who reads. */
 constexpr uint32_t kLeafNotes = 8;
 
+/** Keys of some rows: those that some row sees, and those that all do. */
+struct RowsKeys {
+  VisibleKeys any, all;
+};
+
+/** What the loader of queries says of a tile. */
+struct alignas(16) TileNote {
+  RowSet set;
+  int32_t kv_head, is_none;        // is_none: there are no more tiles
+  uint32_t begins;                 // bit h: half h sees the first leaf
+  int32_t row;                     // of ragged keys: the request's first one
+  const int32_t* table;            // of others: its page ids
+  RowsKeys keys[kTileHalves + 1];  // of the halves, and of the tile
+};
+constexpr uint32_t kTileNotes = 4;  // in a ring
+
 /** kDim: the head dim, 64 or 128.  Matrices lie in columns of 64 elements, 128 bytes. */
 template <int kDim_>
 struct LargeShape {
   static constexpr int kDim = kDim_;
   static constexpr int kColumns = kDim / 64;
-  static constexpr int kStages = kDim == 128 ? 2 : 4;
+  static constexpr int kStages = kDim == 128 ? 3 : 4;
   static constexpr int kLeafBytes = kLeaf * kDim * 2;
   static constexpr uint32_t kColumnStep = 1024;        // of K and V: 8 keys of one column, ..
   static constexpr uint32_t kStep8 = kColumns * 1024;  // .. then 8 keys of the next
   static constexpr int kBoxBytes = kBoxKeys * kDim * 2;
   static constexpr int kPitchQ = kDim * 2;
-  static constexpr int kHalfBytesP = kHalfRows * kLeaf * 2, kColumnBytesP = kHalfRows * 128;
+  static constexpr int kHalfBytesQ = kHalfRows * kDim * 2, kColumnBytesQ = kHalfRows * 128;
+  static constexpr int kTotalQuads = kDim / 8;  // of a thread's part of a row pair, 4 floats each
 
   struct Shared {
     unsigned char k[kStages][kLeafBytes];
     unsigned char v[kStages][kLeafBytes];
-    unsigned char p[kTileHalves][kBuffersP][kHalfBytesP];
-    unsigned char q[kTileRows * kPitchQ];
-    float2 ml[kTileHalves][kBuffersP][kHalfRows];  // of the leaf whose P lies beside it
-    struct {
-      RowSet set;
-      int32_t kv_head, ends, unused[2];
-    } tile[2];
-    LeafNote note_k[kLeafNotes], note_v[kLeafNotes];
+    unsigned char q[kTileHalves][kHalfBytesQ];
+    TileNote tiles[kTileNotes];
+    LeafNote notes[kLeafNotes];
+    uint32_t odd_v[kStages];  // not 0: some value is not finite of keys that not all rows see
     uint64_t full_k[kStages], empty_k[kStages];
-    uint64_t full_v[kStages], empty_v[kStages];
-    uint64_t empty_p[kTileHalves][kBuffersP];
-    uint64_t full_tile[2], empty_tile[2];  // with its rows of q
+    uint64_t full_v[kStages], empty_v[kStages], landed_v;
+    uint64_t full_tile[kTileNotes], empty_tile[kTileNotes];
+    uint64_t full_q[kTileHalves], empty_q[kTileHalves];
   };
   static_assert(kStages + 2 <= static_cast<int>(kLeafNotes) && sizeof(Shared) <= 227 * 1024);
 };
 
 #define ATTNFOLD_SHARED(member) static_cast<uint32_t>(offsetof(typename Shape::Shared, member))
+
+/** A place in a ring. */
+template <int kStages>
+struct Place {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/** One lane for its warp, after what the warp did before; every lane for racecheck. */
+__device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane < kArrivingLanes) barrier_arrive(barrier);
+}
+
+/** Somebody's way along what is said of the tiles. */
+template <class Shape>
+class TileReader {
+ public:
+  __device__ __forceinline__ explicit TileReader(uint32_t shared_in) : shared(shared_in) {}
+
+  /** Waits for what is said of this tile, or the one `ahead`. */
+  __device__ __forceinline__ void wait(uint32_t ahead = 0) const {
+    barrier_wait(full(ahead), parity(ahead));
+  }
+  /** The warp has read all that it needs of this tile; goes to the next one. */
+  __device__ __forceinline__ void free(int lane) {
+    arrive_warp(empty(), lane);
+    ++number;
+  }
+
+  __device__ __forceinline__ int32_t word(size_t offset, uint32_t ahead = 0) const {
+    return static_cast<int32_t>(load_shared_word(address(ahead) + static_cast<uint32_t>(offset)));
+  }
+  __device__ __forceinline__ VisibleKeys keys(size_t offset) const {
+    return {word(offset), word(offset + 4), word(offset + 8)};
+  }
+
+  __device__ __forceinline__ uint32_t address(uint32_t ahead = 0) const {
+    return shared + ATTNFOLD_SHARED(tiles) +
+           (number + ahead) % kTileNotes * static_cast<uint32_t>(sizeof(TileNote));
+  }
+  __device__ __forceinline__ uint32_t full(uint32_t ahead = 0) const {
+    return shared + ATTNFOLD_SHARED(full_tile) + 8 * ((number + ahead) % kTileNotes);
+  }
+  __device__ __forceinline__ uint32_t empty() const {
+    return shared + ATTNFOLD_SHARED(empty_tile) + 8 * (number % kTileNotes);
+  }
+  __device__ __forceinline__ uint32_t parity(uint32_t ahead = 0) const {
+    return (number + ahead) / kTileNotes % 2;
+  }
+
+  uint32_t number = 0;
+
+ private:
+  const uint32_t shared;
+};
 
 template <class Shape>
 __device__ __forceinline__ void init_large(uint32_t shared) {
@@ -91,10 +172,12 @@ __device__ __forceinline__ void init_large(uint32_t shared) {
     init(ATTNFOLD_SHARED(full_k), Shape::kStages, 1);
     init(ATTNFOLD_SHARED(empty_k), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
     init(ATTNFOLD_SHARED(full_v), Shape::kStages, 1);
-    init(ATTNFOLD_SHARED(empty_v), Shape::kStages, kWarps * kArrivingLanes);
-    init(ATTNFOLD_SHARED(empty_p), kTileHalves * kBuffersP, kWarps * kArrivingLanes);
-    init(ATTNFOLD_SHARED(full_tile), 2, kQueryThreads + 1);
-    init(ATTNFOLD_SHARED(empty_tile), 2, (kTileHalves + 1) * kWarps * kArrivingLanes);
+    init(ATTNFOLD_SHARED(empty_v), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
+    init(ATTNFOLD_SHARED(landed_v), 1, 1);
+    init(ATTNFOLD_SHARED(full_tile), kTileNotes, 1);
+    init(ATTNFOLD_SHARED(empty_tile), kTileNotes, (3 + kTileHalves * kWarps) * kArrivingLanes);
+    init(ATTNFOLD_SHARED(full_q), kTileHalves, 32);
+    init(ATTNFOLD_SHARED(empty_q), kTileHalves, kWarps * kArrivingLanes);
     fence_barrier_init();
   }
   __syncthreads();
@@ -109,48 +192,6 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
   return __shfl_sync(~0u, x, 0);
 #endif
 }
-
-/** One lane for its warp, after what the warp did before; every lane for racecheck. */
-__device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {
-  __syncwarp();
-  if (lane < kArrivingLanes) barrier_arrive(barrier);
-}
-
-/** Where a half's P of a leaf lies, with its m and l, leaf after leaf, handed from the scores to
- * the values and back. */
-template <class Shape>
-class BufferP {
- public:
-  __device__ __forceinline__ uint32_t p(uint32_t shared, int half) const {
-    return shared + ATTNFOLD_SHARED(p) + index(half) * Shape::kHalfBytesP;
-  }
-  __device__ __forceinline__ uint32_t ml(uint32_t shared, int half, int row) const {
-    return shared + ATTNFOLD_SHARED(ml) + (index(half) * kHalfRows + row) * 8;
-  }
-  __device__ __forceinline__ void fill(int half) {
-    group_arrive<2 * kWarpgroup>(kFullBarrierP + index(half));
-    ++uses;
-  }
-  __device__ __forceinline__ void wait_until_full(int half) const {
-    group_wait<2 * kWarpgroup>(kFullBarrierP + index(half));
-  }
-  __device__ __forceinline__ void empty(uint32_t shared, int half, int lane) {
-    arrive_warp(empty_barrier(shared, half), lane);
-    ++uses;
-  }
-  __device__ __forceinline__ void wait_until_empty(uint32_t shared, int half) const {
-    barrier_wait(empty_barrier(shared, half), uses / kBuffersP % 2 ^ 1);
-  }
-
- private:
-  __device__ __forceinline__ uint32_t index(int half) const {
-    return half * kBuffersP + uses % kBuffersP;
-  }
-  __device__ __forceinline__ uint32_t empty_barrier(uint32_t shared, int half) const {
-    return shared + ATTNFOLD_SHARED(empty_p) + index(half) * 8;
-  }
-  uint32_t uses = 0;
-};
 
 /** The tiles of one block: (tile, kv head) pairs, longest first, are dealt to the blocks back and
  * forth. */

@@ -233,15 +233,15 @@ __device__ __forceinline__ void group_wait(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-/** group_sync; whether `value` is not 0 in some thread. */
-template <int kId, int kThreads>
-__device__ __forceinline__ bool group_any(uint32_t value) {
+/** Waits for all `kThreads` threads; whether `value` is not 0 in some of them. */
+template <int kThreads>
+__device__ __forceinline__ bool group_any(int id, uint32_t value) {
   uint32_t any;
   asm volatile(
       "{\n.reg .pred some, any;\nsetp.ne.u32 some, %1, 0;\n"
       "bar.red.or.pred any, %2, %3, some;\nselp.u32 %0, 1, 0, any;\n}"
       : "=r"(any)
-      : "r"(value), "n"(kId), "n"(kThreads)
+      : "r"(value), "r"(id), "n"(kThreads)
       : "memory");
   return any != 0;
 }

@@ -62,43 +62,44 @@ __device__ __forceinline__ void settle(float (&d)[kN]) {
 #define ATTNFOLD_NEW "=f"
 #define ATTNFOLD_OLD "+f"
 
-/** d [64, 64] = or += a b: a in registers, [64, 16]; b in shared memory, 64 rows along k. */
+/** d [64, 128] = or += a b: both in shared memory, 64 and 128 rows along k. */
 template <class T, bool kNew>
-__device__ __forceinline__ void multiply_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b);
+__device__ __forceinline__ void multiply_keys(float (&d)[64], uint64_t a, uint64_t b);
 
-/** d [64, kN] = or += a b: both in shared memory; a 64 rows along k, b 16 rows of kN elements. */
+/** d [64, kN] = or += a b: a in registers, [64, 16]; b in shared memory, 16 rows of kN elements. */
 template <class T, bool kNew, int kN>
-__device__ __forceinline__ void multiply_columns(float (&d)[kN / 2], uint64_t a, uint64_t b);
+__device__ __forceinline__ void multiply_values(float (&d)[kN / 2], const uint32_t (&a)[4],
+                                                uint64_t b);
 
-#define ATTNFOLD_MULTIPLY_ROWS(Type, type, is_new, mode, sums)                                     \
-  template <>                                                                                      \
-  __device__ __forceinline__ void multiply_rows<Type, is_new>(float(&d)[32],                       \
-                                                              const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" ATTNFOLD_TEXT_32 \
-                 "}, {%32,%33,%34,%35}, %36, " sums ", 1, 1, 0;"                                   \
-                 : ATTNFOLD_32(mode, d)                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                            \
+#define ATTNFOLD_MULTIPLY_KEYS(Type, type, is_new, mode, sums)                           \
+  template <>                                                                            \
+  __device__ __forceinline__ void multiply_keys<Type, is_new>(float(&d)[64], uint64_t a, \
+                                                              uint64_t b) {              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type            \
+                 " {" ATTNFOLD_TEXT_64 "}, %64, %65, " sums ", 1, 1, 0, 0;"              \
+                 : ATTNFOLD_64(mode, d)                                                  \
+                 : "l"(a), "l"(b));                                                      \
   }
-#define ATTNFOLD_MULTIPLY_COLUMNS(Type, type, is_new, mode, sums, n, half_n, places, at_a, at_b)   \
-  template <>                                                                                      \
-  __device__ __forceinline__ void multiply_columns<Type, is_new, n>(float(&d)[half_n], uint64_t a, \
-                                                                    uint64_t b) {                  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                   \
-                 " {" ATTNFOLD_TEXT_##half_n "}, " at_a ", " at_b ", " sums ", 1, 1, 0, 1;"        \
-                 : places(mode, d)                                                                 \
-                 : "l"(a), "l"(b));                                                                \
+#define ATTNFOLD_MULTIPLY_VALUES(Type, type, is_new, mode, sums, n, half_n, places, at_a, at_b) \
+  template <>                                                                                   \
+  __device__ __forceinline__ void multiply_values<Type, is_new, n>(                             \
+      float(&d)[half_n], const uint32_t(&a)[4], uint64_t b) {                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                \
+                 " {" ATTNFOLD_TEXT_##half_n "}, {" at_a "}, " at_b ", " sums ", 1, 1, 1;"      \
+                 : places(mode, d)                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
   }
-#define ATTNFOLD_MULTIPLY(Type, type)                                                          \
-  ATTNFOLD_MULTIPLY_ROWS(Type, type, true, ATTNFOLD_NEW, "0")                                  \
-  ATTNFOLD_MULTIPLY_ROWS(Type, type, false, ATTNFOLD_OLD, "1")                                 \
-  ATTNFOLD_MULTIPLY_COLUMNS(Type, type, true, ATTNFOLD_NEW, "0", 64, 32, ATTNFOLD_32, "%32",   \
-                            "%33")                                                             \
-  ATTNFOLD_MULTIPLY_COLUMNS(Type, type, false, ATTNFOLD_OLD, "1", 64, 32, ATTNFOLD_32, "%32",  \
-                            "%33")                                                             \
-  ATTNFOLD_MULTIPLY_COLUMNS(Type, type, true, ATTNFOLD_NEW, "0", 128, 64, ATTNFOLD_64, "%64",  \
-                            "%65")                                                             \
-  ATTNFOLD_MULTIPLY_COLUMNS(Type, type, false, ATTNFOLD_OLD, "1", 128, 64, ATTNFOLD_64, "%64", \
-                            "%65")
+#define ATTNFOLD_MULTIPLY(Type, type)                                                  \
+  ATTNFOLD_MULTIPLY_KEYS(Type, type, true, ATTNFOLD_NEW, "0")                          \
+  ATTNFOLD_MULTIPLY_KEYS(Type, type, false, ATTNFOLD_OLD, "1")                         \
+  ATTNFOLD_MULTIPLY_VALUES(Type, type, true, ATTNFOLD_NEW, "0", 64, 32, ATTNFOLD_32,   \
+                           "%32,%33,%34,%35", "%36")                                   \
+  ATTNFOLD_MULTIPLY_VALUES(Type, type, false, ATTNFOLD_OLD, "1", 64, 32, ATTNFOLD_32,  \
+                           "%32,%33,%34,%35", "%36")                                   \
+  ATTNFOLD_MULTIPLY_VALUES(Type, type, true, ATTNFOLD_NEW, "0", 128, 64, ATTNFOLD_64,  \
+                           "%64,%65,%66,%67", "%68")                                   \
+  ATTNFOLD_MULTIPLY_VALUES(Type, type, false, ATTNFOLD_OLD, "1", 128, 64, ATTNFOLD_64, \
+                           "%64,%65,%66,%67", "%68")
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 ATTNFOLD_MULTIPLY(__nv_bfloat16, "bf16")
@@ -106,8 +107,8 @@ ATTNFOLD_MULTIPLY(__half, "f16")
 #endif
 
 #undef ATTNFOLD_MULTIPLY
-#undef ATTNFOLD_MULTIPLY_COLUMNS
-#undef ATTNFOLD_MULTIPLY_ROWS
+#undef ATTNFOLD_MULTIPLY_VALUES
+#undef ATTNFOLD_MULTIPLY_KEYS
 #undef ATTNFOLD_OLD
 #undef ATTNFOLD_NEW
 #undef ATTNFOLD_TEXT_64
