@@ -1,14 +1,13 @@
 // Attention of many rows: prefill and chunked prefill.  bf16 and fp16, tensor cores of sm_90a.
 //
 // A block takes tiles of 128 rows of one request and kv head, one after the other, and all leaves
-// that they see.  Four warpgroups, for rows R = 128 in two halves and head dim D:
-//   loads       K, V   global -> shared    2 * 128 * D * 2 bytes a leaf, by the copy engine
-//   scores x 2  S      [64, 128] registers one half each: S = Q K^T, P = 2^(c S - m), m and l
-//               P      [64, 128] shared    16-bit
-//   values      O      [64, D] registers   P V from nothing, then folded: leaf into super-chunk
-//               total  [128, D] in memory  super-chunks folded, once in 16 leaves
-// The groups are a leaf or two apart, so that exponentials, products and folds of different leaves
-// run at the same time: two leaves of K and V and two P of each half are in shared memory.
+// that they see.  Three warpgroups, for rows R = 64, half a tile, and head dim D:
+//   loads     K, V   global -> shared    2 * 128 * D * 2 bytes a leaf, by the copy engine, 3 leaves
+//             q      global -> shared    128 * D * 2 bytes a tile
+//   rows x 2  S      [64, 128] registers S = Q K^T, P = 2^(c S - m) in its place, m and l
+//             O      [64, D] registers   P V from nothing, then folded: leaf into super-chunk
+//             total  [64, D] in memory   super-chunks folded, once in 16 leaves
+// The two halves take turns, so that one's exponentials run beside the other's scores and fold.
 //
 // The bits are those of the small-row kernel (cuda/attend_small.cuh): the same k order, maximum,
 // exponent, row sum and rounding of P, and one matrix instruction or another is the same to the

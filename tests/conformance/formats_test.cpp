@@ -1,5 +1,6 @@
 // Storage formats: 8-bit keys and values with their scales, values that lie in the keys, a
 // quantised o.
+#include <cstdlib>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -347,7 +348,11 @@ TEST(Formats, AQuantisedOIsTheWideOneRounded) {
       ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x), wide));
       call.problem.o_dtype = ATTNFOLD_E4M3;
       ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x, 3), narrow));
-      ATTNFOLD_EXPECT_HOLDS(is_quantised(call, narrow, wide)) << o_scale;
+      // By default a narrow o may be of a row that rounds weights, which a wide one is not.
+      if (narrow.numerics_id == wide.numerics_id)
+        ATTNFOLD_EXPECT_HOLDS(is_quantised(call, narrow, wide)) << o_scale;
+      else
+        EXPECT_EQ(std::getenv("ATTNFOLD_ISA"), nullptr) << narrow.kernel;
       ATTNFOLD_EXPECT_HOLDS(cases::judge_answer(call, narrow)) << o_scale;
       ATTNFOLD_ASSERT_HOLDS(cases::run_spaced(call, cases::execution(x), spaced));
       ATTNFOLD_EXPECT_HOLDS(same_bytes(call, narrow, spaced, "with gaps"));
