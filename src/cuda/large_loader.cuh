@@ -320,8 +320,7 @@ __device__ __forceinline__ void write_tile(const AttendArgs& a, uint32_t shared,
     for (int w = 0; w < static_cast<int>(offsetof(TileNote, keys) / 4); ++w)
       store_shared(at + 4 * w, static_cast<uint32_t>(words[w]));
   }
-  __syncwarp();
-  if (lane == 0) barrier_arrive(tile.full());
+  arrive_warp(tile.full(), lane);
 }
 
 /** Brings the rows of q of one half of every tile.  The first half's loader says which tile comes

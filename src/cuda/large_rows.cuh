@@ -55,7 +55,10 @@ class RowGroup {
           fold_leaf<Next::kLeaf>(next_tile);
         }
       }
-      if (!queries_read) free_queries();
+      if (!queries_read) {
+        wait_for_queries(tile.number);
+        free_queries();
+      }
       write_rows();
       tile.free(lane);
     }

@@ -174,7 +174,7 @@ __device__ __forceinline__ void init_large(uint32_t shared) {
     init(ATTNFOLD_SHARED(full_v), Shape::kStages, 1);
     init(ATTNFOLD_SHARED(empty_v), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
     init(ATTNFOLD_SHARED(landed_v), 1, 1);
-    init(ATTNFOLD_SHARED(full_tile), kTileNotes, 1);
+    init(ATTNFOLD_SHARED(full_tile), kTileNotes, kArrivingLanes);
     init(ATTNFOLD_SHARED(empty_tile), kTileNotes, (3 + kTileHalves * kWarps) * kArrivingLanes);
     init(ATTNFOLD_SHARED(full_q), kTileHalves, 32);
     init(ATTNFOLD_SHARED(empty_q), kTileHalves, kWarps * kArrivingLanes);

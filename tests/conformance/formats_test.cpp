@@ -1,9 +1,9 @@
 // Storage formats: 8-bit keys and values with their scales, values that lie in the keys, a
 // quantised o.
-#include <cstdlib>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "conformance/suite.h"
