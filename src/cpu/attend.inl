@@ -586,11 +586,13 @@ void read_head_scales(const UnitWork<S>& w, int h, const UnitLeaf& keys) {
     read_scales(*w.v_scale_rows, keys, head_bytes * t.v_scale.stride_head, w.v_scale);
 }
 
-/** p of one row becomes p times the scale of the value, where the row sees the key. */
-ATTNFOLD_LANE_FN void scale_weights(float* p, const LeafKeys& keys, const float* scale) {
+/** p of one row becomes p times the scale of the value, in groups of 16 keys that the row and the
+ * unit see some of: of others there is no scale. */
+ATTNFOLD_LANE_FN void scale_weights(float* p, const LeafKeys& keys, const UnitLeaf& leaf,
+                                    const float* scale) {
   const UnitLeaf row{keys, false, {}};
   for (int n = next_group(row, 0); n < kLeaf; n = next_group(row, n + 16))
-    store(p + n, mul(load(p + n), load(scale + n)));
+    if (meets(leaf, n)) store(p + n, mul(load(p + n), load(scale + n)));
 }
 
 /** Scores become weights; m and l. */
@@ -613,7 +615,7 @@ void leaf_weights(const UnitWork<S>& w, int leaf, const UnitLeaf& keys) {
     }
     leaf_softmax(s, seen, w.by_bits ? &w.bits[token] : nullptr, score_mod(w, r), distance,
                  w.leaf.m + r, w.leaf.l + r);
-    if (w.args.tensors.v_scale.data) scale_weights(s, seen, w.v_scale);
+    if (w.args.tensors.v_scale.data) scale_weights(s, seen, keys, w.v_scale);
     if constexpr (S::kKeyPairs) S::round_weights(s);
   }
 }

@@ -23,6 +23,13 @@ ATTNFOLD_LANE_FN Lanes dot_pairs(Lanes acc, __m512i weight, __m512i value) {
                            reinterpret_cast<__m512bh>(value))};
 }
 
+// Without optimisation, or under sanitizers, gcc has a warning for what it does not unroll.
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define ATTNFOLD_ROLLED _Pragma("GCC unroll 1")
+#else
+#define ATTNFOLD_ROLLED
+#endif
+
 // ------------------------------------------------ lanes are elements
 
 /** p of one row becomes [kPairs] words. */
@@ -89,7 +96,7 @@ ATTNFOLD_LANE_FN void pair_part(const uint32_t* p, const char* const* values, in
       for (int i = 0; i < 2 * C; ++i) acc[r][i] = load(o_part + r * o_stride + i * 16);
     }
   }
-#pragma GCC unroll 1
+  ATTNFOLD_ROLLED
   for (int j = 0; j < num_keys / 2; j += U) {
 #pragma GCC unroll 4
     for (int k = 0; k < U; ++k) {
@@ -370,3 +377,5 @@ __attribute__((noinline)) void pair_tile_values(const TileWork<S>& tile, const T
     for (int i = 0; i < kTileDims * kTileVecs; ++i) store(o + i * 16, edges[i]);
   }
 }
+
+#undef ATTNFOLD_ROLLED

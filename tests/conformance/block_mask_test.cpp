@@ -120,6 +120,26 @@ std::vector<Call> long_calls(uint64_t seed) {
   }
 }
 
+/** Keys that are not listed have no scales: what lies in their place, in scratch that nobody has
+ * written, does not reach an answer. */
+TEST(BlockMask, ScalesOfKeysThatAreNotListed) {
+  const cases::Context x = test::context();
+  for (DType type : {DType::bf16, DType::f16, DType::e4m3}) {
+    Spec spec = cases::make_spec({32, 2, 64, 64}, type, 16, kCausal, {1, 3}, {128, 250});
+    spec.problem.k_scale_kind = spec.problem.v_scale_kind = ATTNFOLD_SCALE_PER_TOKEN;
+    spec.problem.sparse_block_size = 16;
+    spec.poison = false;
+    Call call = generate(spec, x.seed);
+    call.block_indptr = {0, 7, 9, 13, 15};
+    call.block_indices = {0, 1, 2, 3, 4, 5, 7, 0, 7, 0, 3, 8, 15, 1, 15};
+    for (int32_t workers : {1, 4}) {
+      Answer answer;
+      ATTNFOLD_ASSERT_HOLDS(cases::run(call, cases::execution(x, workers), answer));
+      ATTNFOLD_EXPECT_HOLDS(cases::judge_answer(call, answer)) << dtype_name(type);
+    }
+  }
+}
+
 TEST(BlockMask, SchedulesDoNotChangeABit) {
   const cases::Context x = test::context();
   for (const Call& call : long_calls(x.seed)) {
