@@ -181,7 +181,7 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
   const uint32_t ring = shared + (kValues ? ATTNFOLD_SHARED(v) : ATTNFOLD_SHARED(k)),
                  full = shared + (kValues ? ATTNFOLD_SHARED(full_v) : ATTNFOLD_SHARED(full_k)),
                  empty = shared + (kValues ? ATTNFOLD_SHARED(empty_v) : ATTNFOLD_SHARED(empty_k));
-  Place<Shape::kStages> place;
+  Ring<Shape::kStages> place;
   uint32_t leaves = 0;
   ValueCheck<Shape, T> check;
   BoxWalk boxes(a, places, lane);
@@ -194,7 +194,12 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
     set.sink_leaves = tile.word(offsetof(TileNote, set.sink_leaves));
     set.leaf_begin = tile.word(offsetof(TileNote, set.leaf_begin));
     set.kv_len = tile.word(offsetof(TileNote, set.kv_len));
-    if (set.num_leaves == 0) continue;
+    if (set.num_leaves == 0) {
+      // Nobody gets past the tile of a leaf that is still to be checked, and so, after some tiles
+      // without leaves, to the note that this warp would wait for.
+      if constexpr (kValues) check.finish(shared, lane);
+      continue;
+    }
     boxes.begin(tile);
     boxes.go_to(leaf_of(set, 0) * kLeaf, true);
     const size_t mine = sizeof(RowsKeys) * (kValues ? kTileHalves : lane % kTileHalves);

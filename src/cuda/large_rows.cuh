@@ -484,8 +484,8 @@ class RowGroup {
   bool queries_read = false;     // all scores of the tile at hand are made
   LeafFlags note{};              // of the leaf at hand
   uint32_t leaves = 0;           // whose weights were made
-  Place<Shape::kStages> keys;    // of the leaf at hand, or the next once scores are there
-  Place<Shape::kStages> values;  // of the leaf at hand
+  Ring<Shape::kStages> keys;    // of the leaf at hand, or the next once scores are there
+  Ring<Shape::kStages> values;  // of the leaf at hand
   bool seen_chunks = false;      // of the tile: a super-chunk has been folded
   float s[kScores];
   uint32_t p[kStepsP][4];

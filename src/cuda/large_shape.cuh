@@ -78,7 +78,6 @@ struct LargeShape {
   static constexpr uint32_t kColumnStep = 1024;        // of K and V: 8 keys of one column, ..
   static constexpr uint32_t kStep8 = kColumns * 1024;  // .. then 8 keys of the next
   static constexpr int kBoxBytes = kBoxKeys * kDim * 2;
-  static constexpr int kPitchQ = kDim * 2;
   static constexpr int kHalfBytesQ = kHalfRows * kDim * 2, kColumnBytesQ = kHalfRows * 128;
   static constexpr int kTotalQuads = kDim / 8;  // of a thread's part of a row pair, 4 floats each
 
@@ -98,20 +97,6 @@ struct LargeShape {
 };
 
 #define ATTNFOLD_SHARED(member) static_cast<uint32_t>(offsetof(typename Shape::Shared, member))
-
-/** A place in a ring. */
-template <int kStages>
-struct Place {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 /** One lane for its warp, after what the warp did before; every lane for racecheck. */
 __device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {

@@ -217,6 +217,19 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #undef ATTNFOLD_TRY_WAIT
 }
 
+/** A place in a ring of `kStages` buffers. */
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 /** Among `threads` threads of the block; id 0 is __syncthreads. */
 template <int kId, int kThreads>
 __device__ __forceinline__ void group_sync() {

@@ -87,19 +87,6 @@ struct SmallShape {
   }
 };
 
-/** A place in a ring of `kStages` buffers. */
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /** A worker's way along its range, leaf by leaf. */
 struct Walk {
   RowSet set, next_set;

@@ -125,6 +125,20 @@ TEST_F(DeviceTest, ADecodeBesideAGrowingPrefill) {
   }
 }
 
+/** Many more queries than keys: blocks go through several tiles whose rows see nothing, after one
+ * of which some rows see some keys. */
+TEST_F(DeviceTest, ManyTilesThatSeeNothing) {
+  constexpr int32_t kTokens = 3000;  // 94 tiles, on 8 kv heads: 5 for each block of 132
+  const Call call = generate(
+      cases::make_spec({32, 8, 64, 64}, DType::bf16, 16, kCausal, {kTokens, 1}, {100, 300}),
+      test::seed());
+  Answer tiles, ranges;
+  ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kAllRows, 1), tiles));
+  ATTNFOLD_EXPECT_HOLDS(right(call, tiles));
+  ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kNoRows, 2), ranges));
+  ATTNFOLD_EXPECT_HOLDS(same_rows(call, ranges, 0, tiles, 0, kTokens + 1, "ranges"));
+}
+
 /** A value that is not finite, at every place of a tile's edge. */
 using EdgePoison = DeviceTestWith<int>;
 
