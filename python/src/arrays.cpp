@@ -424,7 +424,9 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
   const bool rows_packed =
       a.packed() || (ndim == 2 && (a.shape[1] <= 1 || a.strides[1] == 1) && a.strides[0] > 0);
   for (int i = 0; i < ndim; ++i) out.shape[i] = a.shape[i];
-  out.stride = ndim == 2 ? (a.packed() ? a.shape[1] : a.strides[0]) : 1;
+  // Rows without entries follow one another, too: 0 would say that all requests have the same row.
+  const int64_t packed_stride = ndim == 2 ? std::max<int64_t>(a.shape[1], 1) : 1;
+  out.stride = ndim == 2 && !a.packed() ? a.strides[0] : packed_stride;
   if (in_place && rows_packed) {
     out.data = a.data;
     out.holder = std::move(a.holder);
@@ -444,7 +446,7 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
                      : convert<int64_t, int64_t>(name, a, &out.converted64);
     out.data = out.converted64.data();
   }
-  out.stride = ndim == 2 ? a.shape[1] : 1;
+  out.stride = packed_stride;
   return out;
 }
 
