@@ -16,72 +16,12 @@
 
 #include "attnfold/attnfold.h"
 #include "bench_cuda.h"
+#include "bench_cuda_shapes.h"
 #include "bench_graph.cuh"
 #include "bench_library.h"
 
 namespace attnfold::tools {
 namespace {
-
-struct Shape {
-  const char* name;
-  int qo_heads, kv_heads, head_dim, page_size;
-  std::vector<int> kv_len;
-  bool head_major = false;
-};
-
-std::vector<int> lognormal_lengths() {  // 128 requests, mean 4000
-  std::mt19937_64 rng(0);
-  std::vector<int> n;
-  for (int i = 0; i < 128; ++i) {
-    double u = 0;
-    for (int k = 0; k < 12; ++k) u += static_cast<double>(rng() >> 11) * 0x1p-53;
-    n.push_back(
-        static_cast<int>(std::clamp(std::exp(std::log(4000.0) - 0.5 + (u - 6.0)), 16.0, 32768.0)));
-  }
-  return n;
-}
-
-std::vector<int> equal(int batch, int kv_len) {
-  return std::vector<int>(static_cast<size_t>(batch), kv_len);
-}
-
-std::vector<Shape> all_shapes() {
-  return {
-      {"D1", 32, 8, 128, 16, equal(1, 2560)},
-      {"D2", 32, 8, 128, 16, equal(1, 32768)},
-      {"D3", 32, 8, 128, 16, equal(1, 131072)},
-      {"D4", 32, 8, 128, 16, equal(16, 8192)},
-      {"D5", 32, 8, 128, 16, equal(64, 4096)},
-      {"D6", 32, 8, 128, 16, lognormal_lengths()},
-      {"D7a", 8, 1, 128, 16, equal(1, 32768)},
-      {"D7b", 8, 1, 128, 16, equal(32, 8192)},
-      {"D8", 32, 32, 128, 16, equal(8, 4096)},
-      {"D9", 32, 8, 128, 16, equal(256, 128)},
-      {"D10", 32, 8, 128, 16, equal(17, 2560)},
-      {"E1", 32, 8, 128, 16, equal(2, 3000)},
-      {"E2", 32, 8, 128, 16, equal(4, 4096)},
-      {"E3", 32, 8, 128, 16, equal(8, 1777)},
-      {"E4", 32, 8, 128, 16, equal(3, 20000)},
-      {"E5", 32, 8, 128, 16, equal(32, 1500)},
-      {"E6", 32, 8, 128, 16, equal(2, 65536)},
-      {"E7", 32, 8, 128, 16, equal(100, 3000)},
-      {"E8", 32, 8, 128, 16, equal(48, 10000)},
-      {"E9", 8, 1, 128, 16, equal(4, 12000)},
-      {"E10", 8, 1, 128, 16, equal(2, 50000)},
-      {"E11", 8, 1, 128, 16, equal(17, 6000)},
-      {"E12", 64, 8, 128, 16, equal(5, 5000)},
-      {"D4-page1", 32, 8, 128, 1, equal(16, 8192)},
-      {"D4-page64", 32, 8, 128, 64, equal(16, 8192)},
-      {"D4-head-major", 32, 8, 128, 16, equal(16, 8192), true},
-      {"D4-group1", 8, 8, 128, 16, equal(16, 8192)},
-      {"D4-group2", 16, 8, 128, 16, equal(16, 8192)},
-      {"D4-group6", 48, 8, 128, 16, equal(16, 8192)},
-      {"D4-group8", 64, 8, 128, 16, equal(16, 8192)},
-      {"D4-group16", 128, 8, 128, 16, equal(16, 8192)},
-      {"D4-dim64", 32, 8, 64, 16, equal(16, 16384)},
-      {"D4-dim256", 32, 8, 256, 16, equal(16, 4096)},
-  };
-}
 
 /** Reads everything once, writes (practically) nothing. */
 template <int kUnroll>
@@ -128,7 +68,7 @@ struct PageSet {
   int32_t *table, *kv_len, *qo_indptr;
 };
 
-Result time_shape(const Shape& s, const std::vector<Library>& libraries, const Pools& pools,
+Result time_shape(const CudaDecode& s, const std::vector<Library>& libraries, const Pools& pools,
                   cudaStream_t stream, int replays) {
   const int batch = static_cast<int>(s.kv_len.size());
   const int64_t page_elements = int64_t{s.page_size} * s.kv_heads * s.head_dim;
@@ -277,8 +217,7 @@ void print_merges(const std::vector<std::string>& shapes, cudaStream_t stream, i
   std::printf("\n%-14s %8s %9s %9s %8s\n", "merge", "tokens", "plain us", "us", "GB/s");
   if (out) std::fprintf(out, "\n], \"merge\": [");
   bool first = true;
-  for (const int tokens : {256, 4096, 16384}) {
-    const std::string name = "M" + std::to_string(tokens);
+  for (const auto& [name, tokens] : cuda_merges()) {
     if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), name) == shapes.end()) continue;
     const MergeTime m = time_merge(tokens, stream, replays);
     std::printf("%-14s %8d %9.2f %9.2f %8.0f\n", name.c_str(), tokens, m.plain_us, m.us,
@@ -339,7 +278,7 @@ void bench_cuda(const std::vector<std::string>& shapes, const std::vector<Librar
               device.multiProcessorCount);
   std::printf("%-14s %8s %9s %9s %8s\n", "decode", "KV MB", "read us", "us", "of read");
   bool first = true;
-  for (const Shape& s : all_shapes()) {
+  for (const CudaDecode& s : cuda_decodes()) {
     if (!shapes.empty() && std::find(shapes.begin(), shapes.end(), s.name) == shapes.end())
       continue;
     const Result r = time_shape(s, libraries, pools, stream, replays);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "attnfold/attnfold.h"
+#include "bench_cuda_shapes.h"
 #include "bench_graph.cuh"
 #include "cuda/wgmma.h"
 
@@ -44,38 +45,18 @@ __global__ void __launch_bounds__(512) matrix_peak(uint32_t* out) {
 #endif
 }
 
-struct Request {
-  int qo_len, kv_len;
-};
-
-struct Workload {
-  const char* name;
-  std::vector<Request> requests;
-};
-
-std::vector<Workload> workloads() {
-  const std::vector<Request> decodes(63, Request{1, 4096});
-  std::vector<Request> mixed = decodes;
-  mixed.push_back({512, 8704});
-  return {{"X1", {{8192, 8192}}},
-          {"X2", std::vector<Request>(8, Request{2048, 2048})},
-          {"X3", {{512, 8704}}},
-          {"X4", mixed},
-          {"X4-decodes", decodes}};
-}
-
 constexpr int kQoHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16;
 
-double operations(const Workload& w) {  // of visible pairs
+double operations(const CudaPrefill& w) {  // of visible pairs
   double pairs = 0;
-  for (const Request& r : w.requests) pairs += 0.5 * r.qo_len * (2.0 * r.kv_len - r.qo_len + 1);
+  for (const CudaRequest& r : w.requests) pairs += 0.5 * r.qo_len * (2.0 * r.kv_len - r.qo_len + 1);
   return pairs * 4 * kQoHeads * kDim;
 }
 
 /** Some calls of one workload, each on other pages and rows. */
 class Calls {
  public:
-  Calls(const Workload& w, const Library& library, void* k, void* v, int64_t num_pages,
+  Calls(const CudaPrefill& w, const Library& library, void* k, void* v, int64_t num_pages,
         cudaStream_t stream)
       : library_(library), stream_(stream) {
     attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
@@ -88,7 +69,7 @@ class Calls {
     p.max_batch = static_cast<int32_t>(w.requests.size());
     int64_t pages = 0;
     std::vector<int32_t> qo_indptr{0}, kv_len;
-    for (const Request& r : w.requests) {
+    for (const CudaRequest& r : w.requests) {
       qo_indptr.push_back(qo_indptr.back() + r.qo_len);
       kv_len.push_back(r.kv_len);
       p.max_kv_len = std::max(p.max_kv_len, r.kv_len);
@@ -195,7 +176,7 @@ std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names,
   std::vector<PrefillTime> times;
   const double sustain_s = replays > 4 ? 0.8 : 0.0;
   const int64_t num_pages = static_cast<int64_t>(pool_bytes / (2 * kPage * kKvHeads * kDim));
-  for (const Workload& w : workloads()) {
+  for (const CudaPrefill& w : cuda_prefills()) {
     if (!wanted(w.name)) continue;
     const double flop = operations(w);
     std::vector<std::unique_ptr<Calls>> calls;

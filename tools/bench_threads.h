@@ -12,6 +12,9 @@ struct ThreadSweep {
   nlohmann::json json;
 };
 
+/** What `shapes` may name. */
+std::vector<std::string> sweep_shape_names();
+
 /** `shapes`: names of those to time; none: all. */
 ThreadSweep sweep_threads(const std::vector<int>& threads, const std::vector<std::string>& shapes,
                           const std::string& isa, bool quick);

@@ -8,6 +8,7 @@
 
 #include "bench_call.h"
 #include "bench_cuda.h"
+#include "bench_cuda_shapes.h"
 #include "bench_plot.h"
 #include "bench_threads.h"
 #include "bench_workers.h"
@@ -388,6 +389,16 @@ std::vector<Library> libraries_of(const BenchOptions& options) {
   }
 }
 
+/** Before anything is opened or timed. */
+void require_shapes(const std::vector<std::string>& given, const std::vector<std::string>& known) {
+  for (const std::string& name : given) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      throw BadInput(
+          fmt::format("--shapes: expected some of {}, got {}", fmt::join(known, ", "), name));
+    }
+  }
+}
+
 int run_bench_on_gpu(const BenchOptions& options) {
   const std::pair<const char*, bool> of_cpus[] = {{"--workers", !options.workers.empty()},
                                                   {"--threads", !options.threads.empty()},
@@ -396,6 +407,7 @@ int run_bench_on_gpu(const BenchOptions& options) {
   for (const auto& [flag, given] : of_cpus) {
     if (given) throw BadInput(fmt::format("{}: expected with --backend cpu alone", flag));
   }
+  require_shapes(options.shapes, cuda_shape_names());
   const std::vector<Library> libraries = libraries_of(options);
   for (const attnfold_kernel_info& row : kernel_table()) {
     if (std::string(row.isa) == "cuda" && row.available == 0) {
@@ -420,6 +432,7 @@ int run_bench(const BenchOptions& options) {
   const bool sweeps_threads = options.threads.size() > 1 && options.workers.empty();
   if (!options.shapes.empty() && !sweeps_threads)
     throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
+  require_shapes(options.shapes, sweep_shape_names());
   require_isa(options.isa);
   if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file = open_output("--json", options.json_file);

@@ -72,6 +72,21 @@ expect 2 '--against: expected .*attnfold, got .*/missing.so: ' bench --backend c
 libc=$(ldd "$attnfold" | sed -nE 's/.* (\/[^ ]*libc\.so[^ ]*) .*/\1/p')
 expect 2 '--against: expected .*attnfold, got .*libc.*attnfold_plan_create' bench --backend cuda --against "$libc"
 expect 2 '--against: expected with --backend cuda' bench --against "$libc"
+
+# A shape that no table has, alone or in a list, before a device is asked for or a file is opened.
+printf kept >"$work/kept.json"
+for names in '' NOPE X1,NOPE NOPE,D1 M256,NOPE,X4-decodes D,NOPE d1,NOPE 16x8192,NOPE; do
+  given=$(tr , '\n' <<<"$names" | grep -vxE 'X1|D1|M256|X4-decodes' | head -1)
+  expect 2 "--shapes: expected some of D1, .*D4-dim256, M256, .*X1, .*X4-decodes, got $given\$" \
+    bench --backend cuda --shapes "$names" --json "$work/kept.json"
+done
+for names in '' NOPE 2048,NOPE NOPE,2048 D1,NOPE; do
+  given=$(tr , '\n' <<<"$names" | grep -vx 2048 | head -1)
+  expect 2 "--shapes: expected some of 16x8192, .*512on8192, got $given\$" \
+    bench --threads 1,2 --shapes "$names" --json "$work/kept.json"
+done
+[ "$(cat "$work/kept.json")" = kept ] || fail "bench with a wrong --shapes: expected --json's file as it was"
+expect 2 '--shapes: expected with --backend cuda or several --threads' bench --shapes NOPE
 expect 2 '--svg: expected with --backend cpu' bench --backend cuda --svg "$work/x.svg"
 
 ATTNFOLD_ISA=sse9 expect 2 'ATTNFOLD_ISA: expected one of .*, got sse9' run "$good"
