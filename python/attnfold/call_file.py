@@ -17,6 +17,8 @@ _CODES = {
 
 
 def _bytes_of(name: str, array: Any) -> tuple[str, list[int], bytes]:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError(f"{name}: expected an array without a mask, got a masked array")
     try:
         if type(array).__module__.partition(".")[0] == "torch":
             import torch

@@ -93,10 +93,24 @@ std::string name_of_dlpack(const dlpack::DataType& t) {
   return kind + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }
 
-bool is_numpy(nb::handle object) {
+PyTypeObject* numpy_array() {
   static PyObject* ndarray =
       nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
-  return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(ndarray));
+  return reinterpret_cast<PyTypeObject*>(ndarray);
+}
+
+bool is_numpy(nb::handle object) { return PyObject_TypeCheck(object.ptr(), numpy_array()); }
+
+/** numpy's subclass whose mask neither the array interface nor the engine knows. */
+bool is_masked(nb::handle object) {
+  if (!is_numpy(object) || Py_IS_TYPE(object.ptr(), numpy_array())) return false;
+  static PyObject* masked =
+      nb::object(nb::module_::import_("numpy.ma").attr("MaskedArray")).release().ptr();
+  return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(masked));
+}
+
+void check_unmasked(const char* name, nb::handle object) {
+  if (is_masked(object)) raise_value(name, "an array without a mask", "a masked array");
 }
 
 [[noreturn]] void raise_no_array(const char* name, nb::handle object) {
@@ -123,6 +137,7 @@ void check_ndim(const char* name, int ndim) {
 
 Array read_numpy(const char* name, nb::handle object) {
   Array a;
+  check_unmasked(name, object);
   const nb::object capsule = object.attr("__array_struct__");
   const auto* in = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!in) throw nb::python_error();
@@ -402,6 +417,9 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
   if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
     a = read_array(name, object, place);
   } else {
+    if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {  // whose masks asarray drops
+      for (nb::handle row : object) check_unmasked(name, row);
+    }
     nb::object list;
     try {
       list = nb::module_::import_("numpy").attr("asarray")(object);

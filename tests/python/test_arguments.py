@@ -1,6 +1,7 @@
 """What every call does with what it cannot take, and with nothing: errors that name the argument, arrays without elements."""
 
 import attnfold
+import attnfold.call_file
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,6 +159,23 @@ def test_an_array_without_memory_is_a_value_error_that_names_the_argument(call, 
             assert error is ValueError and f"got {type(array).__name__}" in text, text
     if call not in ("attention", "map_to_kernel_pages"):
         assert "on meta" in error_of(call, name, arrays[0])[1]
+
+
+@pytest.mark.parametrize("call, name", ARRAYS)
+def test_a_masked_array_is_a_value_error_that_names_the_argument(call, name):
+    extra = {"v": floats(4, 16, 1, 64), "o": floats(4, 2, 64), "lse": floats(4, 2), "workspace": np.zeros(64, np.uint8)}
+    value = CALLS[call][1]().get(name, extra.get(name, floats(2)) if call == "run" else ints(0, 1))
+    values = [np.ma.array(value, mask=mask) for mask in (False, True, np.ma.nomask)]
+    if value.dtype == np.int32 and call != "data_pointer":  # in a list numpy drops the masks
+        values += [list(values[1])]
+    for masked in values:
+        error, text = error_of(call, name, masked)
+        assert error is ValueError and text.endswith(": expected an array without a mask, got a masked array"), text
+
+
+def test_call_files_hold_no_masked_arrays(tmp_path):
+    with pytest.raises(ValueError, match="^q: expected an array without a mask, got a masked array"):
+        attnfold.call_file.save(tmp_path / "x.safetensors", {"q": np.ma.array(floats(3), mask=True)}, {})
 
 
 @pytest.mark.parametrize("call, name", [(c, n) for c, n in ARRAYS if c != "data_pointer"])
