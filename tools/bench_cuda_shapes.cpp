@@ -70,11 +70,16 @@ std::vector<CudaPrefill> cuda_prefills() {
   const std::vector<CudaRequest> decodes(63, CudaRequest{1, 4096});
   std::vector<CudaRequest> mixed = decodes;
   mixed.push_back({512, 8704});
-  return {{"X1", {{8192, 8192}}},
+  const std::vector<CudaRequest> one{{8192, 8192}};
+  return {{"X1", one},
           {"X2", std::vector<CudaRequest>(8, CudaRequest{2048, 2048})},
           {"X3", {{512, 8704}}},
           {"X4", mixed},
-          {"X4-decodes", decodes}};
+          {"X4-decodes", decodes},
+          {"X1-dim64", one, 64},
+          {"X1-dim256", one, 256},
+          {"X1-page1", one, 128, 1},
+          {"X1-softcap", one, 128, 16, 30.0f}};
 }
 
 std::vector<std::string> cuda_shape_names() {

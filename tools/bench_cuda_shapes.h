@@ -18,9 +18,11 @@ struct CudaRequest {
   int qo_len, kv_len;
 };
 
-struct CudaPrefill {
+struct CudaPrefill {  // of 32 and 8 heads, causal
   const char* name;
   std::vector<CudaRequest> requests;
+  int head_dim = 128, page_size = 16;
+  float softcap = 0.0f;
 };
 
 struct CudaMerge {

@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(512) matrix_peak(uint32_t* out) {
 #endif
 }
 
-constexpr int kQoHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16;
+constexpr int kQoHeads = 32, kKvHeads = 8;
 
 double operations(const CudaPrefill& w) {  // of visible pairs
   double pairs = 0;
   for (const CudaRequest& r : w.requests) pairs += 0.5 * r.qo_len * (2.0 * r.kv_len - r.qo_len + 1);
-  return pairs * 4 * kQoHeads * kDim;
+  return pairs * 4 * kQoHeads * w.head_dim;
 }
 
 /** Some calls of one workload, each on other pages and rows. */
@@ -62,28 +62,33 @@ class Calls {
     attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
     p.qo_heads = kQoHeads;
     p.kv_heads = kKvHeads;
-    p.head_dim_qk = p.head_dim_vo = kDim;
-    p.page_size = kPage;
+    p.head_dim_qk = p.head_dim_vo = w.head_dim;
+    p.page_size = w.page_size;
+    p.logits_softcap = w.softcap;
     p.num_pages = num_pages;
     p.mask = ATTNFOLD_MASK_CAUSAL;
     p.max_batch = static_cast<int32_t>(w.requests.size());
+    const auto pages_of = [&](const CudaRequest& r) {
+      return (r.kv_len + w.page_size - 1) / w.page_size;
+    };
     int64_t pages = 0;
     std::vector<int32_t> qo_indptr{0}, kv_len;
     for (const CudaRequest& r : w.requests) {
       qo_indptr.push_back(qo_indptr.back() + r.qo_len);
       kv_len.push_back(r.kv_len);
       p.max_kv_len = std::max(p.max_kv_len, r.kv_len);
-      pages += (r.kv_len + kPage - 1) / kPage;
+      pages += pages_of(r);
     }
     // A decode-only step of an engine whose steps may be mixed.
     p.max_qo_rows = std::max(qo_indptr.back(), p.max_batch + 512);
     attnfold_execution e = ATTNFOLD_EXECUTION_INIT;
     e.backend = ATTNFOLD_CUDA;
-    const int64_t stride = (p.max_kv_len + kPage - 1) / kPage;
+    const int64_t stride = (p.max_kv_len + w.page_size - 1) / w.page_size;
     std::vector<int32_t> order(static_cast<size_t>(num_pages));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
-    const size_t elements = static_cast<size_t>(qo_indptr.back()) * kQoHeads * kDim;
+    const size_t elements =
+        static_cast<size_t>(qo_indptr.back()) * static_cast<size_t>(kQoHeads * w.head_dim);
     check(cudaMalloc(&q_, elements * 2), "cudaMalloc");
     check(cudaMalloc(&o_, elements * 2), "cudaMalloc");
     check(cudaMalloc(&lse_, static_cast<size_t>(qo_indptr.back()) * kQoHeads * 4), "cudaMalloc");
@@ -99,7 +104,7 @@ class Calls {
     for (int i = 0; i < sets; ++i) {
       std::vector<int32_t> table(w.requests.size() * static_cast<size_t>(stride), -1);
       for (size_t r = 0; r < w.requests.size(); ++r)
-        for (int j = 0; j < (w.requests[r].kv_len + kPage - 1) / kPage; ++j)
+        for (int j = 0; j < pages_of(w.requests[r]); ++j)
           table[r * static_cast<size_t>(stride) + static_cast<size_t>(j)] = order[at++];
       tables_.push_back(upload(table));
       attnfold_plan* plan = nullptr;
@@ -175,10 +180,11 @@ std::vector<PrefillTime> time_prefills(const std::vector<std::string>& names,
   };
   std::vector<PrefillTime> times;
   const double sustain_s = replays > 4 ? 0.8 : 0.0;
-  const int64_t num_pages = static_cast<int64_t>(pool_bytes / (2 * kPage * kKvHeads * kDim));
   for (const CudaPrefill& w : cuda_prefills()) {
     if (!wanted(w.name)) continue;
     const double flop = operations(w);
+    const int64_t num_pages =
+        static_cast<int64_t>(pool_bytes) / (2 * w.page_size * kKvHeads * w.head_dim);
     std::vector<std::unique_ptr<Calls>> calls;
     std::vector<std::unique_ptr<Graph>> graphs;
     for (const Library& library : libraries) {

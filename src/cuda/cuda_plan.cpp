@@ -70,6 +70,7 @@ class CudaPlan final : public AnyPlan {
   Status launch_small(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
   Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
   uint32_t* claimed_counter(const void* workspace) const;
+  bool serves_tiles(int64_t num_kv_rows) const;
   Status check_updated() const;
   Status read_schedule(HostSchedule* out) const;
 
@@ -77,7 +78,8 @@ class CudaPlan final : public AnyPlan {
   Problem problem_;
   const KernelRow* row_ = nullptr;
   SmallKernel small_{};
-  LargeKernel large_{};  // dim = 0: none
+  LargeKernel large_{};       // dim = 0: none
+  bool takes_boxes_ = false;  // it is that of wgmma, which asks the tensor copy engine for keys
   KernelList kernels_{};
   int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
@@ -136,22 +138,35 @@ Status CudaPlan::choose_kernel() {
   return {};
 }
 
-/** The large-row kernel, where a call may have many rows and the problem is one that it serves; the
- * small-row kernel has the same bits, and answers everything else. */
+/** The large-row kernel, where a call may have many rows: that of wgmma, or else that of mma.sync,
+ * if one of them serves the problem here.  The small-row kernel has the same bits, and answers
+ * everything else. */
 Status CudaPlan::choose_large_kernel() {
   const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
-  const bool plain_scores = problem_.softcap == 0.0f && problem_.score_scale > 0.0f;
+  if (only_decodes || given_.max_kv_len == 0 || problem_.score_scale <= 0.0f) return {};
+  const bool is_bf16 = row_->dtype == DType::bf16;
   const bool boxes = problem_.ragged || problem_.page_size % kBoxKeys == 0;
-  if (only_decodes || !plain_scores || !boxes || given_.max_kv_len == 0 || !has_tensor_maps())
-    return {};
-  const LargeKernelList list =
-      row_->dtype == DType::bf16 ? large_kernels_bf16() : large_kernels_f16();
-  for (int32_t i = 0; i < list.count; ++i) {
-    if (list.large[i].dim != problem_.head_dim_vo) continue;
-    // Only its machine code for sm_90a has a body.
-    cudaFuncAttributes attributes;
-    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, list.large[i].attend));
-    if (attributes.ptxVersion >= 90) large_ = list.large[i];
+  if (boxes && problem_.softcap == 0.0f && has_tensor_maps()) {
+    const LargeKernelList list = is_bf16 ? large_kernels_bf16() : large_kernels_f16();
+    for (int32_t i = 0; i < list.count; ++i) {
+      if (list.large[i].dim != problem_.head_dim_vo) continue;
+      // Only its machine code for sm_90a has a body.
+      cudaFuncAttributes attributes;
+      ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, list.large[i].attend));
+      if (attributes.ptxVersion < 90) continue;
+      large_ = list.large[i];
+      takes_boxes_ = true;
+      return {};
+    }
+  }
+  int room = 0;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
+  const LargeKernelList list = is_bf16 ? large_mma_kernels_bf16() : large_mma_kernels_f16();
+  for (int32_t i = 0; i < list.count && large_.dim == 0; ++i) {
+    if (list.large[i].dim >= problem_.head_dim_vo &&
+        list.large[i].shared_bytes <= static_cast<size_t>(room))
+      large_ = list.large[i];
   }
   return {};
 }
@@ -271,8 +286,7 @@ Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
   ATTNFOLD_RETURN_IF_ERROR(validate_device_lengths(given_, l));
   PlanArgs args{shape_,      problem_.mask, l.batch,     given_.max_kv_len,
                 l.qo_indptr, l.kv_len,      l.kv_indptr, schedule_};
-  // The copy engine has to know where rows end.
-  if (problem_.ragged && l.num_kv_rows <= 0) args.shape.tile_blocks = 0;
+  if (!serves_tiles(l.num_kv_rows)) args.shape.tile_blocks = 0;
   const CurrentDevice current(device_);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(launch_plan(args, static_cast<cudaStream_t>(stream)));
   lengths_ = {l.batch,     l.qo_indptr, l.kv_len, l.block_table, l.block_table_stride,
@@ -290,6 +304,11 @@ uint32_t* CudaPlan::claimed_counter(const void* workspace) const {
       return counters_ + i * kCounterStride;
   }
   return nullptr;
+}
+
+/** Whether a step's tiles have a kernel.  The copy engine has to know where rows end. */
+bool CudaPlan::serves_tiles(int64_t num_kv_rows) const {
+  return shape_.tile_blocks > 0 && !(takes_boxes_ && problem_.ragged && num_kv_rows <= 0);
 }
 
 Status CudaPlan::check_updated() const {
@@ -343,6 +362,7 @@ Status CudaPlan::large_args(const AttendArgs& args, LargeArgs* out) const {
   out->attend = args;
   out->exponent_scale = args.tensors.alibi_slopes ? 1.0f : args.problem.score_scale;
   out->totals = args.states + states_floats_;
+  if (!takes_boxes_) return {};
   ATTNFOLD_RETURN_IF_ERROR(
       make_key_places("k", problem_, args.tensors.k, given_.num_pages, num_kv_rows_, &out->k));
   return make_key_places("v", problem_, args.tensors.v, given_.num_pages, num_kv_rows_, &out->v);
@@ -416,8 +436,7 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
     ATTNFOLD_RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(args.claimed, 0, sizeof(uint32_t), config.stream));
   }
-  if (shape_.tile_blocks == 0 || (problem_.ragged && num_kv_rows_ <= 0))
-    return launch_small(args, config, overlaps);
+  if (!serves_tiles(num_kv_rows_)) return launch_small(args, config, overlaps);
   return launch_both(args, config, overlaps);
 }
 

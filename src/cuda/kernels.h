@@ -54,6 +54,8 @@ KernelList kernels_bf16();
 KernelList kernels_f16();
 LargeKernelList large_kernels_bf16();
 LargeKernelList large_kernels_f16();
+LargeKernelList large_mma_kernels_bf16();
+LargeKernelList large_mma_kernels_f16();
 
 /** Plans one step: plan/range_schedule.h on one block. */
 cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream);

@@ -6,40 +6,10 @@
 // what is added here costs at once.
 #pragma once
 
+#include "cuda/large_leaf.cuh"
 #include "cuda/large_shape.cuh"
-#include "cuda/row_state.h"
 
 namespace attnfold::cuda {
-
-/** Pair `index` of the schedule. */
-struct TilePair {
-  RowSet set;
-  int32_t kv_head;
-};
-__device__ __forceinline__ TilePair pair_at(const AttendArgs& a, int32_t index) {
-  return {load_from_l2(a.schedule.tiles + index / a.problem.kv_heads), index % a.problem.kv_heads};
-}
-
-/** Of rows [begin, begin + max_rows) of a tile. */
-__device__ __forceinline__ RowsKeys keys_of_rows(const AttendArgs& a, const RowSet& set,
-                                                 int32_t begin, int32_t max_rows) {
-  const int32_t rows = set.num_rows - begin < max_rows ? set.num_rows - begin : max_rows;
-  if (rows <= 0) return {};
-  const int32_t first = (set.row_begin + begin) / a.shape.group_size,
-                last = (set.row_begin + begin + rows - 1) / a.shape.group_size;
-  const RequestShape request{set.kv_len - set.position, set.kv_len};
-  const VisibleKeys x = visible_keys(a.problem.mask, request, first),
-                    y = visible_keys(a.problem.mask, request, last);
-  return {{x.sink > y.sink ? x.sink : y.sink, x.begin, y.end},
-          {x.sink < y.sink ? x.sink : y.sink, y.begin, x.end}};
-}
-
-__device__ __forceinline__ bool meets(const VisibleKeys& keys, int32_t begin, int32_t end) {
-  return begin < keys.sink || (begin < keys.end && end > keys.begin && keys.begin < keys.end);
-}
-__device__ __forceinline__ bool covers(const VisibleKeys& keys, int32_t begin, int32_t end) {
-  return end <= keys.sink || (begin >= keys.begin && end <= keys.end);
-}
 
 /** Where a lane's 16 keys of a leaf lie, leaf after leaf.  A page id is asked for a leaf ahead. */
 class BoxWalk {
@@ -135,8 +105,6 @@ class ValueCheck {
     begun = false;
     barrier_wait(shared + ATTNFOLD_SHARED(landed_v), parity);
     parity ^= 1;
-    constexpr uint32_t kExponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u,
-                       kOne = std::is_same_v<T, __half> ? 0x04000400u : 0x00800080u;
     uint32_t overflow = 0;
 #pragma unroll 1
     for (int key = lane; key < kLeaf; key += 32) {
@@ -147,16 +115,14 @@ class ValueCheck {
       for (int chunk16 = 0; chunk16 < Shape::kDim / 8; ++chunk16) {  // in any order
         const uint32_t to = at + chunk16 / 8 * Shape::kColumnStep + chunk16 % 8 * 16;
         if (there) {
-          const uint4 w = load_shared_quad(to);
-          overflow |= ((w.x & kExponents) + kOne) | ((w.y & kExponents) + kOne) |
-                      ((w.z & kExponents) + kOne) | ((w.w & kExponents) + kOne);
+          overflow |= overflow_of<T>(load_shared_quad(to));
         } else {
           store_shared_quad(to, make_uint4(0, 0, 0, 0));
         }
       }
     }
     fence_shared_for_engines();
-    const uint32_t odd = uniform(overflow & 0x80008000u);
+    const uint32_t odd = uniform(overflow);
     if (lane == 0) {
       const uint32_t stage = (full - shared - ATTNFOLD_SHARED(full_v)) / 8;
       store_shared(shared + ATTNFOLD_SHARED(odd_v) + 4 * stage, odd);

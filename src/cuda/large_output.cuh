@@ -1,21 +1,21 @@
-// How the large-row kernel writes the rows of a finished tile.
+// How the large-row kernels write the rows of a finished tile.
 #pragma once
 
 #include "cuda/large_fold.cuh"
-#include "cuda/large_shape.cuh"
 
 namespace attnfold::cuda {
 
-/** This lane's elements of row h, multiplied by `factor`; none where `to` is negative.  Two lanes
- * exchange half of what they have, so that each writes four neighbours: whole 32 bytes of memory
- * by the four lanes that share a row. */
+/** This lane's elements of row h, the first `width`, multiplied by `factor`; none where `to` is
+ * negative.  Two lanes exchange half of what they have, so that each writes four neighbours: whole
+ * 32 bytes of memory by the four lanes that share a row. */
 template <class T, int kElements>
 __device__ __forceinline__ void write_row(const AttendArgs& a, int lane,
                                           const float (&o)[kElements], int h, int64_t to,
-                                          float factor) {
+                                          float factor, int32_t width) {
   const bool odd = lane % 2 != 0;
   const int64_t first = to + (odd ? 8 : 0) + lane % 4 / 2 * 4;
   // Even lanes write elements 8 j to 8 j + 7 of their row, odd ones the 8 after them.
+  const auto inside = [&](int j) { return to >= 0 && 8 * j + (odd ? 8 : 0) < width; };
   if (a.problem.o_dtype == DType::f32) {
     float* at = reinterpret_cast<float*>(a.tensors.o.data) + first;
 #pragma unroll
@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_row(const AttendArgs& a, int lane,
                    high = make_float2(e[4] * factor, e[5] * factor);
       const float x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 1),
                   y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 1);
-      if (to >= 0)
+      if (inside(j))
         *reinterpret_cast<float4*>(at + 8 * j) =
             odd ? make_float4(x, y, high.x, high.y) : make_float4(low.x, low.y, x, y);
     }
@@ -37,18 +37,18 @@ __device__ __forceinline__ void write_row(const AttendArgs& a, int lane,
       const uint32_t low = pack<T>(e[0] * factor, e[1] * factor),
                      high = pack<T>(e[4] * factor, e[5] * factor);
       const uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
-      if (to >= 0)
+      if (inside(j))
         *reinterpret_cast<uint2*>(at + 16 * j) = odd ? make_uint2(got, high) : make_uint2(low, got);
     }
   }
 }
 
-/** Writes the half's rows.  Lanes finish one of the warp's 16 each: the instructions of this are
- * fetched once for all. */
-template <class T, class Shape>
-__device__ __forceinline__ void write_half(const AttendArgs& a, const TileReader<Shape>& tile,
-                                           int half, int warp, int lane,
-                                           const HalfState<Shape::kDim / 2>& chunk) {
+/** Writes the rows of `set` from `first` on that a warp has, 16 at most.  Lanes finish one each:
+ * the instructions of this are fetched once for all. */
+template <class T, int kElements>
+__device__ __forceinline__ void write_warp_rows(const AttendArgs& a, const RowSet& set,
+                                                int32_t kv_head, int32_t first, int lane,
+                                                const HalfState<kElements>& chunk, int32_t width) {
   float row_m = kEmpty, row_l = 0.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -56,13 +56,9 @@ __device__ __forceinline__ void write_half(const AttendArgs& a, const TileReader
                 l_h = __shfl_sync(~0u, chunk.l[h], lane % 8 * 4);
     if (lane / 8 % 2 == h) row_m = m_h, row_l = l_h;
   }
-  RowSet set{};
-  set.row_begin = tile.word(offsetof(TileNote, set.row_begin));
-  set.q_token = tile.word(offsetof(TileNote, set.q_token));
-  const int row = half * kHalfRows + warp * 16 + lane % 16;
-  const bool inside = row < tile.word(offsetof(TileNote, set.num_rows));
-  const RowPlace place =
-      place_of_row(a, set, tile.word(offsetof(TileNote, kv_head)), inside ? row : 0);
+  const int32_t row = first + lane % 16;
+  const bool inside = row < set.num_rows;
+  const RowPlace place = place_of_row(a, set, kv_head, inside ? row : 0);
   const RowEnd end = finish_row(a, place.head, row_m, row_l);
   if (inside && lane < 16) write_lse(a, place, end);
   const int64_t to = inside ? o_offset(a, place) : -1;
@@ -70,7 +66,7 @@ __device__ __forceinline__ void write_half(const AttendArgs& a, const TileReader
   for (int h = 0; h < 2; ++h) {
     const int from = 8 * h + lane / 4;
     write_row<T>(a, lane, chunk.o, h, __shfl_sync(~0u, to, from),
-                 __shfl_sync(~0u, end.factor, from));
+                 __shfl_sync(~0u, end.factor, from), width);
   }
 }
 

@@ -9,6 +9,7 @@
 // scores, fold and search for maxima.  Both at once would wait for the same units in turn.
 #pragma once
 
+#include "cuda/large_leaf.cuh"
 #include "cuda/large_output.cuh"
 #include "cuda/wgmma.h"
 
@@ -67,8 +68,7 @@ class RowGroup {
 
  private:
   static constexpr int kElements = Shape::kDim / 2;  // of o, of a thread
-  static constexpr int kStepsQ = Shape::kDim / 16, kStepsP = kLeaf / 16;
-  static constexpr int kScores = kLeaf / 2;   // of a thread
+  static constexpr int kStepsQ = Shape::kDim / 16, kStepsP = kLeafSteps;
   static constexpr int kBurst = kStepsP / 2;  // products of 16 keys that begin together
 
   /** What follows a leaf of this half: a leaf that it sees, both whole and without ALiBi; another,
@@ -137,11 +137,15 @@ class RowGroup {
     return false;
   }
 
-  __device__ __forceinline__ int row_of_half(int h) const { return warp * 16 + 8 * h + lane / 4; }
   __device__ __forceinline__ int32_t tile_word(size_t offset) const { return tile.word(offset); }
-  __device__ __forceinline__ RequestShape request() const {
-    const int32_t kv_len = tile_word(offsetof(TileNote, set.kv_len));
-    return {kv_len - tile_word(offsetof(TileNote, set.position)), kv_len};
+  __device__ __forceinline__ WarpRows rows() const {
+    return {tile_word(offsetof(TileNote, kv_head)),
+            tile_word(offsetof(TileNote, set.row_begin)),
+            tile_word(offsetof(TileNote, set.num_rows)),
+            tile_word(offsetof(TileNote, set.position)),
+            tile_word(offsetof(TileNote, set.kv_len)),
+            half * kHalfRows + warp * 16,
+            lane};
   }
 
   // ---- scores and weights ----
@@ -167,64 +171,6 @@ class RowGroup {
     commit_products();
   }
 
-  /** Of row `row_of_half(h)`, or the tile's last one: its row of the request. */
-  __device__ __forceinline__ int32_t request_row(int h) const {
-    const int32_t rows = tile_word(offsetof(TileNote, set.num_rows)),
-                  row = half * kHalfRows + row_of_half(h);
-    return tile_word(offsetof(TileNote, set.row_begin)) + (row < rows ? row : rows - 1);
-  }
-
-  /** Adds ALiBi's term, in the log2 domain. */
-  __device__ __forceinline__ void add_alibi(const float* slopes, int32_t first_key) {
-    const int32_t group = a.shape.group_size;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t row = request_row(h);
-      const float slope =
-          slopes[tile_word(offsetof(TileNote, kv_head)) * group + row % group] * kLog2E;
-      const int32_t from =
-          first_key + 2 * (lane % 4) - tile_word(offsetof(TileNote, set.position)) - row / group;
-#pragma unroll
-      for (int i = 0; i < kLeaf / 4; ++i) {
-        float& x = s[i / 2 * 4 + 2 * h + i % 2];
-        x = lane::fma(slope, static_cast<float>(from + i / 2 * 8 + i % 2),
-                      x * a.problem.score_scale);
-      }
-    }
-  }
-
-  /** Scores of keys that their row does not see become -inf; any[h]: the row sees some. */
-  __device__ __forceinline__ void hide_unseen(int32_t first_key, bool (&any)[2]) {
-    const VisibleKeys keys[2] = {
-        visible_keys(a.problem.mask, request(), request_row(0) / a.shape.group_size),
-        visible_keys(a.problem.mask, request(), request_row(1) / a.shape.group_size)};
-    const int32_t key = first_key + 2 * (lane % 4);
-    if (__all_sync(~0u, keys[0].begin <= first_key && keys[1].begin <= first_key)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int32_t end = (keys[h].begin < keys[h].end ? keys[h].end : keys[h].sink) - key;
-        any[h] = end > -2 * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < kLeaf / 4; ++i)
-          if (i / 2 * 8 + i % 2 >= end) s[i / 2 * 4 + 2 * h + i % 2] = kEmpty;
-      }
-      return;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      any[h] = first_key < keys[h].sink ||
-               (first_key < keys[h].end && first_key + kLeaf > keys[h].begin &&
-                keys[h].begin < keys[h].end);
-      const uint32_t width = static_cast<uint32_t>(keys[h].end - keys[h].begin);
-#pragma unroll
-      for (int i = 0; i < kLeaf / 4; ++i) {
-        const int32_t k = key + i / 2 * 8 + i % 2;
-        if (k >= keys[h].sink && static_cast<uint32_t>(k - keys[h].begin) >= width)
-          s[i / 2 * 4 + 2 * h + i % 2] = kEmpty;
-      }
-    }
-  }
-
   /** Scores are there: keys may leave, unseen ones become -inf, m is found. */
   template <bool kPlain>
   __device__ __forceinline__ void end_scores() {
@@ -234,58 +180,27 @@ class RowGroup {
     const float c = args.exponent_scale;
     bool any[2] = {true, true};
     if constexpr (!kPlain) {
-      if (a.tensors.alibi_slopes) add_alibi(a.tensors.alibi_slopes, first_key());
-      if (!note.whole(half)) hide_unseen(first_key(), any);
+      if (a.tensors.alibi_slopes) add_alibi(a, rows(), first_key(), s);
+      if (!note.whole(half)) hide_unseen(a, rows(), first_key(), s, any);
     }
-    float largest[2][4];  // of each row, in four chains
-#pragma unroll
-    for (int j = 0; j < kLeaf / 8; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float x = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
-        largest[h][j % 4] = j < 4 ? x : fmaxf(largest[h][j % 4], x);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      m[h] = fmaxf(fmaxf(largest[h][0], largest[h][1]), fmaxf(largest[h][2], largest[h][3]));
-#pragma unroll
-    for (int distance = 1; distance <= 2; ++distance) {
-      const float x = __shfl_xor_sync(~0u, m[0], distance),
-                  y = __shfl_xor_sync(~0u, m[1], distance);
-      m[0] = fmaxf(m[0], x);
-      m[1] = fmaxf(m[1], y);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      m[h] = any[h] ? fmaxf(c * fmaxf(m[h], kLowest), kLowest) : kEmpty;
-    }
+    find_maxima(s, c, any, m);
   }
 
   /** p = 2^(c s - m) in 16 bits, and l.  If kMultiply, o = p v begins 16 keys after 16 keys. */
   template <bool kMultiply, bool kPlain>
   __device__ __forceinline__ void make_weights(float (&o)[kElements]) {
     const float c = args.exponent_scale;
-    const float minus_m[2] = {!kPlain && m[0] == kEmpty ? 0.0f : -m[0],
-                              !kPlain && m[1] == kEmpty ? 0.0f : -m[1]};
+    Weigher weigher{
+        c,
+        {!kPlain && m[0] == kEmpty ? 0.0f : -m[0], !kPlain && m[1] == kEmpty ? 0.0f : -m[1]},
+        {}};
     uint32_t v = 0;
     if constexpr (kMultiply)
       v = matrix_address(shared + ATTNFOLD_SHARED(v) + values.stage * Shape::kLeafBytes,
                          Shape::kColumnStep);
-    float chain[2];  // of 32 keys
 #pragma unroll
     for (int step = 0; step < kStepsP; ++step) {
-#pragma unroll
-      for (int j = 2 * step; j < 2 * step + 2; ++j) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float x = exp2_fast(lane::fma(s[4 * j + 2 * h], c, minus_m[h])),
-                      y = exp2_fast(lane::fma(s[4 * j + 2 * h + 1], c, minus_m[h]));
-          chain[h] = j % 4 == 0 ? x + y : (chain[h] + x) + y;
-          if (j % 4 == 3) l[h] = j == 3 ? chain[h] : l[h] + chain[h];
-          p[step][j % 2 * 2 + h] = pack<T>(x, y);
-        }
-      }
+      weigher.template weigh<T>(step, s, p[step], l);
       if constexpr (kMultiply) {
         if (step % kBurst == kBurst - 1) {
           open_products();
@@ -303,17 +218,6 @@ class RowGroup {
     }
     if constexpr (kMultiply) commit_products();
   }
-  /** l of whole rows. */
-  __device__ __forceinline__ void add_up() {
-#pragma unroll
-    for (int distance = 1; distance <= 2; ++distance) {
-      const float x = __shfl_xor_sync(~0u, l[0], distance),
-                  y = __shfl_xor_sync(~0u, l[1], distance);
-      l[0] += x;
-      l[1] += y;
-    }
-  }
-
   // ---- values and the fold ----
 
   /** Turns of the halves to make weights: one for each leaf of the tile, seen or not. */
@@ -347,7 +251,7 @@ class RowGroup {
     free_values();
     if constexpr (kMore) note = next;
     if constexpr (kPlain) wait_for_values();
-    add_up();
+    add_up(l);
     const LeafFold fold(chunk, m, l);
     fold.apply(chunk.o, o);
     if (__builtin_expect(chunk_last, 0)) fold_chunk(tile_last);
@@ -368,37 +272,7 @@ class RowGroup {
     float4* const totals = reinterpret_cast<float4*>(args.totals) +
                            static_cast<size_t>(blockIdx.x) * (tile_total_floats(Shape::kDim) / 4) +
                            (half * (Shape::kTotalQuads + 1) * kWarpgroup + warp * 32 + lane);
-    if (seen_chunks) {
-      float4 total[Shape::kTotalQuads];  // all on their way at once
-      const float4 ml = __ldcg(totals + Shape::kTotalQuads * kWarpgroup);
-#pragma unroll
-      for (int j = 0; j < Shape::kTotalQuads; ++j) total[j] = __ldcg(totals + j * kWarpgroup);
-      const RowFold fold[2] = {RowFold(ml.x, chunk.m[0]), RowFold(ml.y, chunk.m[1])};
-#pragma unroll
-      for (int j = 0; j < Shape::kTotalQuads; ++j) {
-        fold[0].into_b(total[j].x, chunk.o[4 * j]);
-        fold[0].into_b(total[j].y, chunk.o[4 * j + 1]);
-        fold[1].into_b(total[j].z, chunk.o[4 * j + 2]);
-        fold[1].into_b(total[j].w, chunk.o[4 * j + 3]);
-      }
-      fold[0].into_b(ml.z, chunk.l[0]);
-      fold[1].into_b(ml.w, chunk.l[1]);
-      chunk.m[0] = fold[0].m;
-      chunk.m[1] = fold[1].m;
-    } else {  // into nothing: scale 0 times 0 is added
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) chunk.o[e] += 0.0f;
-    }
-    seen_chunks = true;
-    if (is_last) return;
-#pragma unroll
-    for (int j = 0; j < Shape::kTotalQuads; ++j) {
-      const float* o = &chunk.o[4 * j];
-      __stcg(totals + j * kWarpgroup, make_float4(o[0], o[1], o[2], o[3]));
-    }
-    __stcg(totals + Shape::kTotalQuads * kWarpgroup,
-           make_float4(chunk.m[0], chunk.m[1], chunk.l[0], chunk.l[1]));
-    chunk.clear();
+    fold_into_total<Shape::kTotalQuads, kWarpgroup>(totals, chunk, seen_chunks, is_last);
   }
 
   /** Address of 16 bytes of V. */
@@ -413,82 +287,43 @@ class RowGroup {
     return uniform(load_shared_word(shared + ATTNFOLD_SHARED(odd_v) + 4 * values.stage)) != 0;
   }
 
-  /**
-   * The same for a leaf where some value is not finite: token by token, values that the token does
-   * not see replaced by 0.  The same products in the same order.
-   */
+  /** The same for a leaf where some value is not finite. */
   __device__ __forceinline__ void fold_by_token() {
     float none[kElements];
     wait_for_turn();
     make_weights<false, false>(none);
     give_turn();
-    add_up();
+    add_up(l);
     const LeafFold fold(chunk, m, l);
-    const int32_t group = a.shape.group_size, rows = tile_word(offsetof(TileNote, set.num_rows)),
-                  row_begin = tile_word(offsetof(TileNote, set.row_begin));
-    const auto token_of = [&](int32_t row) {
-      return (row_begin + (row < rows ? row : rows - 1)) / group;
-    };
-    const int32_t base = half * kHalfRows;
-    const int32_t first = token_of(base + warp * 16), last = token_of(base + warp * 16 + 15);
-    const int matrix = lane / 8, row = lane % 8;
-#pragma unroll 1
-    for (int32_t token = first; token <= last; ++token) {
-      const VisibleKeys keys = visible_keys(a.problem.mask, request(), token);
-      const bool mine[2] = {token_of(base + row_of_half(0)) == token,
-                            token_of(base + row_of_half(1)) == token};
-      const int32_t from = first_key();
-      uint32_t seen = 0;  // bit 2 i + e: key 8 i + 2 (lane % 4) + e of the leaf
-#pragma unroll
-      for (int i = 0; i < kLeaf / 4; ++i) {
-        const int32_t key = from + i / 2 * 8 + 2 * (lane % 4) + i % 2;
-        seen |= sees(keys, key) ? 1u << i : 0u;
-      }
-#pragma unroll
-      for (int j = 0; j < Shape::kDim / 8; j += 2) {
-        float d[2][4] = {};
-#pragma unroll
-        for (int step = 0; step < kStepsP; ++step) {
-          uint32_t v[4];
-          load_matrices_transposed(v,
-                                   v_chunk(step * 16 + 8 * (matrix & 1) + row, j + (matrix >> 1)));
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const uint32_t pair = seen >> (4 * step + 2 * (i & 1));
-            v[i] &= (pair & 1) * 0xffffu + (pair >> 1 & 1) * 0xffff0000u;
-          }
-          multiply_add<T>(d[0], p[step][0], p[step][1], p[step][2], p[step][3], v[0], v[1]);
-          multiply_add<T>(d[1], p[step][0], p[step][1], p[step][2], p[step][3], v[2], v[3]);
-        }
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const int h = e / 2 % 2;
-          if (mine[h]) fold.row[h].into_a(chunk.o[j * 4 + e], d[e / 4][e % 4]);
-        }
-      }
-    }
+    attnfold::cuda::fold_by_token<T, Shape::kDim>(
+        a, rows(), first_key(), p, fold, [&](int key, int i) { return v_chunk(key, i); }, chunk.o);
     free_values();
     ++leaves;
     if (note.chunk_last(half)) fold_chunk(note.tile_last(half));
   }
 
   __device__ __forceinline__ void write_rows() const {
-    write_half<T>(a, tile, half, warp, lane, chunk);
+    RowSet set{};
+    set.row_begin = tile_word(offsetof(TileNote, set.row_begin));
+    set.q_token = tile_word(offsetof(TileNote, set.q_token));
+    set.num_rows = tile_word(offsetof(TileNote, set.num_rows));
+    write_warp_rows<T>(a, set, tile_word(offsetof(TileNote, kv_head)), half * kHalfRows + warp * 16,
+                       lane, chunk, Shape::kDim);
   }
 
   const LargeArgs& args;
   const AttendArgs& a;
   const uint32_t shared;
   const int half, warp, lane;
-  TileReader<Shape> tile;        // at the tile at hand
-  bool queries_read = false;     // all scores of the tile at hand are made
-  LeafFlags note{};              // of the leaf at hand
-  uint32_t leaves = 0;           // whose weights were made
+  TileReader<Shape> tile;       // at the tile at hand
+  bool queries_read = false;    // all scores of the tile at hand are made
+  LeafFlags note{};             // of the leaf at hand
+  uint32_t leaves = 0;          // whose weights were made
   Ring<Shape::kStages> keys;    // of the leaf at hand, or the next once scores are there
   Ring<Shape::kStages> values;  // of the leaf at hand
-  bool seen_chunks = false;      // of the tile: a super-chunk has been folded
-  float s[kScores];
-  uint32_t p[kStepsP][4];
+  bool seen_chunks = false;     // of the tile: a super-chunk has been folded
+  Scores s;
+  Weights p;
   float m[2], l[2];  // of the leaf at hand
   HalfState<kElements> chunk;
 };

@@ -1,9 +1,10 @@
-// Sizes, shared memory and barriers of the large-row kernel, and a block's way along its tiles.
+// Sizes, shared memory and barriers of the large-row kernel of sm_90a.
 #pragma once
 
 #include <cstddef>
 
 #include "cuda/large_args.h"
+#include "cuda/large_tiles.cuh"
 #include "cuda/ptx.h"
 
 namespace attnfold::cuda {
@@ -52,11 +53,6 @@ struct LeafNote {
  * at most kStages leaves ahead of who reads. */
 constexpr uint32_t kLeafNotes = 8;
 
-/** Keys of some rows: those that some row sees, and those that all do. */
-struct RowsKeys {
-  VisibleKeys any, all;
-};
-
 /** What the loader of queries says of a tile. */
 struct alignas(16) TileNote {
   RowSet set;
@@ -95,14 +91,6 @@ struct LargeShape {
   };
   static_assert(kStages + 2 <= static_cast<int>(kLeafNotes) && sizeof(Shared) <= 227 * 1024);
 };
-
-#define ATTNFOLD_SHARED(member) static_cast<uint32_t>(offsetof(typename Shape::Shared, member))
-
-/** One lane for its warp, after what the warp did before; every lane for racecheck. */
-__device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {
-  __syncwarp();
-  if (lane < kArrivingLanes) barrier_arrive(barrier);
-}
 
 /** Somebody's way along what is said of the tiles. */
 template <class Shape>
@@ -167,38 +155,5 @@ __device__ __forceinline__ void init_large(uint32_t shared) {
   }
   __syncthreads();
 }
-
-/** A value that is the same for all lanes, so that the compiler knows, and keeps it in a register
- * of the warp. */
-__device__ __forceinline__ uint32_t uniform(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_or_sync(~0u, x);
-#else
-  return __shfl_sync(~0u, x, 0);
-#endif
-}
-
-/** The tiles of one block: (tile, kv head) pairs, longest first, are dealt to the blocks back and
- * forth. */
-class TileWalk {
- public:
-  __device__ __forceinline__ explicit TileWalk(const AttendArgs& a)
-      : pairs(__ldcg(a.schedule.num_tiles) * a.problem.kv_heads) {}
-
-  /** Index of the next pair, or -1. */
-  __device__ __forceinline__ int32_t next() {
-    const int32_t blocks = static_cast<int32_t>(gridDim.x),
-                  block = static_cast<int32_t>(blockIdx.x);
-    const int32_t index = begin + (back ? blocks - 1 - block : block);
-    begin += blocks;
-    back = !back;
-    return index < pairs ? index : -1;
-  }
-
- private:
-  const int32_t pairs;
-  int32_t begin = 0;
-  bool back = false;
-};
 
 }  // namespace attnfold::cuda

@@ -217,6 +217,12 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #undef ATTNFOLD_TRY_WAIT
 }
 
+/** One lane for its warp, after what the warp did before; every lane for racecheck. */
+__device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane < kArrivingLanes) barrier_arrive(barrier);
+}
+
 /** A place in a ring of `kStages` buffers. */
 template <int kStages>
 struct Ring {
@@ -278,6 +284,16 @@ __device__ __forceinline__ void let_next_kernel_start() {
 
 // ------------------------------------------------------------------------------------------------
 // registers
+
+/** A value that is the same for all lanes, so that the compiler knows, and keeps it in a register
+ * of the warp. */
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(~0u, x);
+#else
+  return __shfl_sync(~0u, x, 0);
+#endif
+}
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

@@ -19,22 +19,26 @@ __device__ __forceinline__ int32_t page_of(const AttendArgs& a, int32_t key) {
   return a.page_shift >= 0 ? key >> a.page_shift : key / a.problem.page_size;
 }
 
-/** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
-__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk, int warp,
-                                              int lane) {
-  const VisibleKeys keys = seen_by_any(a.problem.mask, walk.set);
-  const int32_t key = leaf_of(walk.set, walk.number) * kLeaf + warp * kWarpKeys + lane;
+/** Where key `key` of the request of `set` is. */
+__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const RowSet& set, int32_t key) {
+  const VisibleKeys keys = seen_by_any(a.problem.mask, set);
   KeySource source{0, 0, key < keys.sink || (key >= keys.begin && key < keys.end)};
   if (!source.seen) return source;
   if (a.problem.ragged) {
-    source.page = __ldcg(a.lengths.kv_indptr + walk.set.request);
+    source.page = __ldcg(a.lengths.kv_indptr + set.request);
     source.token = key;
     return source;
   }
   const int32_t page = page_of(a, key);
   source.token = key - page * a.problem.page_size;
-  source.page = __ldcg(pages_of(a.lengths, walk.set.request) + page);
+  source.page = __ldcg(pages_of(a.lengths, set.request) + page);
   return source;
+}
+
+/** The key of lane `lane` of loader warp `warp` on the walk's leaf. */
+__device__ __forceinline__ KeySource find_key(const AttendArgs& a, const Walk& walk, int warp,
+                                              int lane) {
+  return find_key(a, walk.set, leaf_of(walk.set, walk.number) * kLeaf + warp * kWarpKeys + lane);
 }
 
 /** Brings to L2 the page ids that are asked for after those of the walk's leaf. */
@@ -67,15 +71,17 @@ __device__ __forceinline__ void copy_16_once(uint32_t to, const void* from) {
  * Copies one warp's keys of a leaf of K or V, whole rows of head_dim elements.
  *
  * Lanes stand in groups, as many as share a row's chunks; group g takes keys [g n, (g+1) n), one at
- * each step, so that the step alone says which lane knows the key's place.  Three instructions for
- * each 16 bytes of a lane.
+ * each step, so that the step alone says which lane knows the key's place: lane i knows that of key
+ * i / kLanesOfKey.  Three instructions for each 16 bytes of a lane.
  */
 template <class Shape>
 class KeyCopier {
  public:
+  static constexpr int kLanesOfKey = 32 / Shape::kCopyKeys;
+
   __device__ __forceinline__ KeyCopier(const AttendArgs& a, int32_t kv_head, int warp, int lane)
       : chunk(lane % kGroupLanes),
-        first_row(warp * kWarpKeys + lane / kGroupLanes * kSteps),
+        first_row(warp * Shape::kCopyKeys + lane / kGroupLanes * kSteps),
         inside(chunk * 8 < a.problem.head_dim_vo),
         full_width(a.problem.head_dim_vo == Shape::kDim) {
     go_to(a, kv_head);
@@ -98,8 +104,10 @@ class KeyCopier {
 
  private:
   static constexpr int kGroupLanes = Shape::kPitch / 16 < 32 ? Shape::kPitch / 16 : 32;
-  static constexpr int kSteps = kWarpKeys / (32 / kGroupLanes);
-  static_assert(kSteps % 8 == 0);  // the exchange of chunks begins anew at first_row
+  static constexpr int kSteps = Shape::kCopyKeys / (32 / kGroupLanes);
+  static_assert(kSteps * kLanesOfKey == kGroupLanes);
+  // What first_row adds to the exchange of chunks stays the same from step to step.
+  static_assert(kSteps % 8 == 0 || 8 % kSteps == 0);
 
   __device__ __forceinline__ void copy(const char* base, const KvSteps& steps,
                                        const KeySource& source, uint32_t stage) const {
@@ -111,16 +119,22 @@ class KeyCopier {
       const uint32_t to = stage + first;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {  // chunk_offset(first_row + i, chunk): stages are aligned
-        const uint32_t at = __shfl_sync(~0u, place, i, kSteps);
-        copy_16_once((to ^ (i % 8 << 4)) + i * Shape::kPitch,
-                     base + static_cast<uint64_t>(at) * steps.unit_bytes);
+        const uint32_t at = __shfl_sync(~0u, place, i * kLanesOfKey, kGroupLanes);
+        const uint32_t to_i = (to ^ (i % 8 << 4)) + i * Shape::kPitch;
+        const char* const from = base + static_cast<uint64_t>(at) * steps.unit_bytes;
+        if constexpr (Shape::kReadsAgain) {
+          copy_16(to_i, from);
+        } else {
+          copy_16_once(to_i, from);
+        }
       }
       return;
     }
 #pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {
-      const uint32_t at = __shfl_sync(~0u, source.seen ? place : 0, i, kSteps);
-      const bool valid = (seen >> (threadIdx.x % 32 / kSteps * kSteps + i)) & 1;
+      const uint32_t at = __shfl_sync(~0u, source.seen ? place : 0, i * kLanesOfKey, kGroupLanes);
+      const int knows = threadIdx.x % 32 / kGroupLanes * kGroupLanes + i * kLanesOfKey;
+      const bool valid = (seen >> knows) & 1;
       if (inside)
         copy_16_or_zeros(stage + chunk_offset<Shape::kPitch>(first_row + i, chunk),
                          base + static_cast<uint64_t>(at) * steps.unit_bytes, valid);
@@ -133,18 +147,19 @@ class KeyCopier {
   uint32_t first;  // offset of the lane's first 16 bytes
 };
 
-/** Copies a loader warp's share of the rows of q of a row set; rows that it lacks become 0. */
-template <class Shape>
+/** Copies thread `thread`'s share of the rows of q of a row set, kRows from `first` on; rows that
+ * it lacks become 0. */
+template <class Shape, int kRows, int kThreads>
 __device__ __forceinline__ void copy_queries(const AttendArgs& a, const RowSet& set,
-                                             int32_t kv_head, int warp, int lane, uint32_t to) {
+                                             int32_t kv_head, int first, int thread, uint32_t to) {
   constexpr int kChunks = Shape::kPitch / 16;
   const View<const char>& q = a.tensors.q;
 #pragma unroll 1
-  for (int i = warp * 32 + lane; i < Shape::kRows * kChunks; i += kGroupThreads) {
+  for (int i = thread; i < kRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     if (chunk * 8 >= a.problem.head_dim_qk) continue;
-    const bool valid = row < set.num_rows;
-    const RowPlace at = place_of_row(a, set, kv_head, valid ? row : 0);
+    const bool valid = first + row < set.num_rows;
+    const RowPlace at = place_of_row(a, set, kv_head, valid ? first + row : 0);
     copy_16_or_zeros(
         to + chunk_offset<Shape::kPitch>(row, chunk),
         q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2 + chunk * 16, valid);
@@ -217,7 +232,8 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
     barrier_arrive_after_copies(Shape::full(shared, ring.stage, warp));
     if (walk.new_set) {
       // The matrix warps are done with this stage: they have freed a leaf that came after its rows.
-      copy_queries<Shape>(a, walk.set, kv_head, warp, lane, Shape::q(shared, q.stage));
+      copy_queries<Shape, Shape::kRows, kGroupThreads>(a, walk.set, kv_head, 0, warp * 32 + lane,
+                                                       Shape::q(shared, q.stage));
       barrier_arrive_after_copies(Shape::full_q(shared, q.stage));
       q.next();
     }

@@ -42,6 +42,8 @@ struct SmallShape {
   static constexpr int kTilesO =
       kDim / kGroupWarps / 8;                    // tiles of 8 elements that a matrix warp makes
   static constexpr int kTilesS = kWarpKeys / 8;  // tiles of 8 keys
+  static constexpr int kCopyKeys = kWarpKeys;    // of a leaf, of a loader warp
+  static constexpr bool kReadsAgain = false;     // keys, soon
 
   struct Shared {
     unsigned char kv[kStages][kLeaf * kPitch];

@@ -21,15 +21,23 @@ constexpr int32_t kAllRows = 0, kNoRows = 255;
 
 uint64_t draw(std::mt19937_64& rng, uint64_t n) { return rng() % n; }
 
-/** A problem that the large-row kernel serves. */
-Spec tile_spec(std::mt19937_64& rng, int max_group, cases::Lengths qo_len, cases::Lengths kv_len) {
-  static constexpr int32_t kPages[] = {16, 16, 32, 48, 64, 256};
+/** A problem that a large-row kernel serves: that of wgmma, or, if not `plain`, that of mma.sync
+ * wherever there is another one. */
+Spec tile_spec(std::mt19937_64& rng, bool plain, int max_group, cases::Lengths qo_len,
+               cases::Lengths kv_len) {
+  static constexpr int32_t kPages[] = {16, 16, 32, 48, 64, 256}, kOddPages[] = {1, 5, 8, 24, 100},
+                           kOddDims[] = {8, 80, 96, 112, 120, 200, 256, 256};
   const int32_t group = 1 + static_cast<int32_t>(draw(rng, static_cast<uint64_t>(max_group))),
-                kv_heads = 1 + static_cast<int32_t>(draw(rng, 2)), dim = rng() % 2 ? 128 : 64;
+                kv_heads = 1 + static_cast<int32_t>(draw(rng, 2));
+  const auto odd = plain ? 3 : draw(rng, 3);  // what wgmma's kernel does not serve
+  int32_t dim = rng() % 2 ? 128 : 64, page = kPages[draw(rng, 6)];
+  if (odd == 0) dim = kOddDims[draw(rng, 8)];
+  if (odd == 1) page = kOddPages[draw(rng, 5)];
   Spec spec =
       cases::make_spec({group * kv_heads, kv_heads, dim, dim}, rng() % 2 ? DType::bf16 : DType::f16,
-                       kPages[draw(rng, 6)], kCausal, std::move(qo_len), std::move(kv_len));
+                       page, kCausal, std::move(qo_len), std::move(kv_len));
   attnfold_problem& p = spec.problem;
+  if (odd == 2 || (odd < 2 && rng() % 4 == 0)) p.logits_softcap = 20.0f;
   if (rng() % 3 == 0) p.window_left = static_cast<int32_t>(draw(rng, 700));
   if (rng() % 4 == 0) p.sink_tokens = static_cast<int32_t>(draw(rng, 300));
   if (rng() % 4 == 0) p.kv_layout = ATTNFOLD_HND;
@@ -45,7 +53,7 @@ TEST_P(Prefill, EveryTokenHasOneAnswer) {
   std::mt19937_64 rng(seed);
   const int32_t qo_len = 1 + static_cast<int32_t>(draw(rng, 700)),
                 kv_len = qo_len + static_cast<int32_t>(draw(rng, 3) ? draw(rng, 5000) : 0);
-  const Call call = generate(tile_spec(rng, 9, {qo_len}, {kv_len}), seed);
+  const Call call = generate(tile_spec(rng, GetParam() < 32, 9, {qo_len}, {kv_len}), seed);
   Answer whole, other;
   ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kAllRows, seed), whole));
   for (const attnfold_execution& e :
@@ -84,7 +92,7 @@ TEST_P(Prefill, MixedBatches) {
     kv_len.push_back(rng() % 4 ? qo_len.back() + static_cast<int32_t>(draw(rng, 1500))
                                : static_cast<int32_t>(draw(rng, 200)));
   }
-  Spec spec = tile_spec(rng, 4, qo_len, kv_len);
+  Spec spec = tile_spec(rng, GetParam() < 32, 4, qo_len, kv_len);
   if (rng() % 3 == 0) spec.problem.mask = ATTNFOLD_MASK_NONE;
   const Call call = generate(spec, seed);
   Answer whole, alone;
@@ -105,7 +113,7 @@ TEST_P(Prefill, MixedBatches) {
       << "seed " << seed;
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, Prefill, ::testing::Range(0, 32));
+INSTANTIATE_TEST_SUITE_P(Seeds, Prefill, ::testing::Range(0, 80));
 
 /** A decode does not notice that a prefill in its batch grows by a token, wherever the prefill
  * begins to be cut otherwise (vllm#51902). */
@@ -129,23 +137,26 @@ TEST_F(DeviceTest, ADecodeBesideAGrowingPrefill) {
  * of which some rows see some keys. */
 TEST_F(DeviceTest, ManyTilesThatSeeNothing) {
   constexpr int32_t kTokens = 3000;  // 94 tiles, on 8 kv heads: 5 for each block of 132
-  const Call call = generate(
-      cases::make_spec({32, 8, 64, 64}, DType::bf16, 16, kCausal, {kTokens, 1}, {100, 300}),
-      test::seed());
-  Answer tiles, ranges;
-  ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kAllRows, 1), tiles));
-  ATTNFOLD_EXPECT_HOLDS(right(call, tiles));
-  ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kNoRows, 2), ranges));
-  ATTNFOLD_EXPECT_HOLDS(same_rows(call, ranges, 0, tiles, 0, kTokens + 1, "ranges"));
+  for (const int32_t page : {16, 8}) {
+    const Call call = generate(
+        cases::make_spec({32, 8, 64, 64}, DType::bf16, page, kCausal, {kTokens, 1}, {100, 300}),
+        test::seed());
+    Answer tiles, ranges;
+    ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kAllRows, 1), tiles));
+    ATTNFOLD_EXPECT_HOLDS(right(call, tiles));
+    ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kNoRows, 2), ranges));
+    ATTNFOLD_EXPECT_HOLDS(same_rows(call, ranges, 0, tiles, 0, kTokens + 1, "ranges"));
+  }
 }
 
 /** A value that is not finite, at every place of a tile's edge. */
 using EdgePoison = DeviceTestWith<int>;
 
 TEST_P(EdgePoison, ReachesTheRowsThatSeeItAlone) {
-  const int32_t kv_len = 256 + GetParam(), qo_len = 45;
+  // Pages of 16 take wgmma's kernel, where there is one, those of 8 that of mma.sync.
+  const int32_t kv_len = 256 + GetParam() % 128, qo_len = 45, page = GetParam() < 128 ? 16 : 8;
   const DType type = GetParam() % 2 ? DType::bf16 : DType::f16;
-  Spec spec = cases::make_spec({3, 1, 128, 128}, type, 16, kCausal, {qo_len}, {kv_len});
+  Spec spec = cases::make_spec({3, 1, 128, 128}, type, page, kCausal, {qo_len}, {kv_len});
   if (GetParam() % 3 == 0) spec.problem.window_left = 90;
   const Call clean = generate(spec, 5);
   Answer without, with, tiny;
@@ -164,7 +175,7 @@ TEST_P(EdgePoison, ReachesTheRowsThatSeeItAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Residues, EdgePoison, ::testing::Range(0, 128));
+INSTANTIATE_TEST_SUITE_P(Residues, EdgePoison, ::testing::Range(0, 256));
 
 /** One captured graph answers steps of decodes, of prefills, and mixed ones. */
 TEST_F(DeviceTest, OneGraphAnswersEveryKindOfStep) {

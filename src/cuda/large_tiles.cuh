@@ -1,0 +1,72 @@
+// A block's way along its tiles, and what their rows see.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/attend.h"
+#include "cuda/ptx.h"
+
+// Offset of a member of Shape::Shared.
+#define ATTNFOLD_SHARED(member) static_cast<uint32_t>(offsetof(typename Shape::Shared, member))
+
+namespace attnfold::cuda {
+
+/** Pair `index` of the schedule. */
+struct TilePair {
+  RowSet set;
+  int32_t kv_head;
+};
+__device__ __forceinline__ TilePair pair_at(const AttendArgs& a, int32_t index) {
+  return {load_from_l2(a.schedule.tiles + index / a.problem.kv_heads), index % a.problem.kv_heads};
+}
+
+/** The tiles of one block: (tile, kv head) pairs, longest first, are dealt to the blocks back and
+ * forth. */
+class TileWalk {
+ public:
+  __device__ __forceinline__ explicit TileWalk(const AttendArgs& a)
+      : pairs(__ldcg(a.schedule.num_tiles) * a.problem.kv_heads) {}
+
+  /** Index of the next pair, or -1. */
+  __device__ __forceinline__ int32_t next() {
+    const int32_t blocks = static_cast<int32_t>(gridDim.x),
+                  block = static_cast<int32_t>(blockIdx.x);
+    const int32_t index = begin + (back ? blocks - 1 - block : block);
+    begin += blocks;
+    back = !back;
+    return index < pairs ? index : -1;
+  }
+
+ private:
+  const int32_t pairs;
+  int32_t begin = 0;
+  bool back = false;
+};
+
+/** Keys of some rows: those that some row sees, and those that all do. */
+struct RowsKeys {
+  VisibleKeys any, all;
+};
+
+/** Of rows [begin, begin + max_rows) of a tile. */
+__device__ __forceinline__ RowsKeys keys_of_rows(const AttendArgs& a, const RowSet& set,
+                                                 int32_t begin, int32_t max_rows) {
+  const int32_t rows = set.num_rows - begin < max_rows ? set.num_rows - begin : max_rows;
+  if (rows <= 0) return {};
+  const int32_t first = (set.row_begin + begin) / a.shape.group_size,
+                last = (set.row_begin + begin + rows - 1) / a.shape.group_size;
+  const RequestShape request{set.kv_len - set.position, set.kv_len};
+  const VisibleKeys x = visible_keys(a.problem.mask, request, first),
+                    y = visible_keys(a.problem.mask, request, last);
+  return {{x.sink > y.sink ? x.sink : y.sink, x.begin, y.end},
+          {x.sink < y.sink ? x.sink : y.sink, y.begin, x.end}};
+}
+
+__device__ __forceinline__ bool meets(const VisibleKeys& keys, int32_t begin, int32_t end) {
+  return begin < keys.sink || (begin < keys.end && end > keys.begin && keys.begin < keys.end);
+}
+__device__ __forceinline__ bool covers(const VisibleKeys& keys, int32_t begin, int32_t end) {
+  return end <= keys.sink || (begin >= keys.begin && end <= keys.end);
+}
+
+}  // namespace attnfold::cuda
