@@ -42,10 +42,11 @@ struct WarpState {
     return r;
   }
 
-  /** this = fold(this, b). */
-  __device__ __forceinline__ void fold(const WarpState& b) {
+  /** this = fold(this, b), in the first `tiles` row tiles. */
+  __device__ __forceinline__ void fold(const WarpState& b, int tiles) {
 #pragma unroll
     for (int h = 0; h < Shape::kRowTiles; ++h) {
+      if (h == tiles) break;
       if (b.m[h] == kEmpty) continue;
       const FoldStep step = fold_step_fast(m[h], b.m[h]);
       l[h] = fold_value(step, l[h], b.l[h]);
@@ -158,6 +159,7 @@ class MatrixWarp {
     if (walk.left <= 0) return;
     Claims<Shape> claims(range);
     int32_t entry = walk.number;  // where the range enters the row set
+    leaf.clear();                 // what row tiles without rows keep
     total.clear();
     while (walk.left > 0) {
       if (walk.new_set) open_set(walk.set);
@@ -170,11 +172,11 @@ class MatrixWarp {
       int32_t state = walk.entered_states + number - entry;
       if (!single) {
         if (number == begin) chunk.clear();
-        chunk.fold(leaf);
+        chunk.fold(leaf, tiles);
         chunk_ends = number + 1 == chunk_end(set, number);
         state = entry > 0 ? walk.entered_states + entered_state(set, entry, begin)
                           : walk.begun_states + (begin > 0 ? 1 : 0);
-        if (entry == 0 && chunk_ends) total.fold(chunk);
+        if (entry == 0 && chunk_ends) total.fold(chunk, tiles);
       }
       if (single || (entry > 0 ? chunk_ends || last : last && !chunk_ends)) {
         write_state(state, WarpState<Shape>::choose(single, leaf, chunk), !single);
@@ -245,6 +247,7 @@ class MatrixWarp {
       all_see = {first.sink < last.sink ? first.sink : last.sink, last.begin, first.end};
     }
     num_rows = set.num_rows;
+    if constexpr (kTiles > 1) tiles = num_rows > 8 ? kTiles : 1;
   }
 
   __device__ __forceinline__ int row_of_tile(int h) const { return 8 * h + lane / 4; }
@@ -312,6 +315,7 @@ class MatrixWarp {
     float largest[kTiles];
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
+      if (h == tiles) break;
       const VisibleKeys& keys = seen[h];
       any[h] = whole || leaf_key < keys.sink ||
                (leaf_key < keys.end && leaf_key + kLeaf > keys.begin && keys.begin < keys.end);
@@ -329,6 +333,7 @@ class MatrixWarp {
 
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
+      if (h == tiles) break;
       const int row = row_of_tile(h);
       float qk[kGroupWarps];
 #pragma unroll
@@ -357,6 +362,7 @@ class MatrixWarp {
     group_sync<kMatrixBarrier, kGroupThreads>();
 #pragma unroll
     for (int h = 0; h < kTiles; ++h) {
+      if (h == tiles) break;
       const int row = row_of_tile(h);
       float l[kGroupWarps];
 #pragma unroll
@@ -478,6 +484,7 @@ class MatrixWarp {
   QFragments q;
   VisibleKeys seen[kTiles], all_see;
   int32_t token[kTiles], first_token, last_token, num_rows;
+  int tiles = kTiles;  // row tiles that have rows: the others take part in products alone
   WarpState<Shape> leaf, chunk, total;
 };
 
