@@ -19,7 +19,6 @@
 #include "cuda/large_leaf.cuh"
 #include "cuda/large_output.cuh"
 #include "cuda/small_loader.cuh"
-#include "cuda/small_matrix.cuh"
 
 namespace attnfold::cuda {
 
@@ -38,10 +37,9 @@ struct MmaShape {
   static constexpr int kDim = kDim_, kStages = kStages_;
   static constexpr int kPitch = kDim * 2;  // bytes of a row of K, V and Q
   static constexpr int kLeafBytes = kLeaf * kPitch;
-  static constexpr int kCopyKeys = kLeaf / kMmaWarps;       // of a leaf, of a warp
-  static constexpr bool kReadsAgain = true;                 // keys, soon
-  static constexpr int kSlice = 32;                         // elements of o that are made together
-  static constexpr int kTilesS = kLeaf / 8, kRowTiles = 2;  // of scores
+  static constexpr int kCopyKeys = kLeaf / kMmaWarps;  // of a leaf, of a warp
+  static constexpr bool kReadsAgain = true;            // keys, soon
+  static constexpr int kSlice = 32;                    // elements of o that are made together
   static constexpr int kMaxTotals = kDim / 8 < 16 ? kDim / 8 : 16;  // quads on their way together
 
   // Keys are asked for kStages leaves ahead, and page ids one more, so in as many tiles at most.
@@ -56,6 +54,12 @@ struct MmaShape {
     uint64_t full_q[kMmaWarps];
   };
 };
+
+/** Soft-cap, in the log2 domain.  Called: its many instructions are few callers'. */
+static __device__ __noinline__ void cap_scores(Scores& s, float scale, float log2_cap) {
+#pragma unroll 8
+  for (int i = 0; i < kLeafScores; ++i) s[i] = tanh_f32(s[i] * scale) * log2_cap;
+}
 
 template <class Shape>
 __device__ __forceinline__ void init_mma(uint32_t shared, int32_t head_dim) {
@@ -111,8 +115,11 @@ class MmaWarp {
     return shared + ATTNFOLD_SHARED(tiles) +
            (warp * Shape::kTiles + number % Shape::kTiles) * static_cast<uint32_t>(sizeof(MmaTile));
   }
+  __device__ __forceinline__ int32_t word_of(int32_t number, size_t offset) const {
+    return static_cast<int32_t>(load_shared_word(tile_at(number) + static_cast<uint32_t>(offset)));
+  }
   __device__ __forceinline__ int32_t tile_word(size_t offset) const {
-    return static_cast<int32_t>(load_shared_word(tile_at(tile) + static_cast<uint32_t>(offset)));
+    return word_of(tile, offset);
   }
   __device__ __forceinline__ VisibleKeys tile_keys(size_t offset) const {
     return {tile_word(offset), tile_word(offset + 4), tile_word(offset + 8)};
@@ -123,14 +130,13 @@ class MmaWarp {
     while (true) {
       const int32_t index = walk.next();
       if (index < 0) {
-        next.num_leaves = 0;
+        next_leaves = 0;
         return;
       }
       const TilePair pair = pair_at(a, index);
       if (pair.set.num_leaves > 0) {
         note_tile(pair);
-        next = pair.set;
-        next_head = pair.kv_head;
+        next_leaves = pair.set.num_leaves;
         number = 0;
         find_next();
         return;
@@ -155,24 +161,33 @@ class MmaWarp {
     }
     __syncwarp();
   }
+  /** Where this lane's key of the next leaf is. */
   __device__ __forceinline__ void find_next() {
-    source = find_key(a, next,
-                      leaf_of(next, number) * kLeaf + warp * Shape::kCopyKeys +
+    const int32_t of = entered - 1;
+    RowSet set{};
+    set.request = word_of(of, offsetof(MmaTile, set.request));
+    set.num_leaves = next_leaves;
+    set.sink_leaves = word_of(of, offsetof(MmaTile, set.sink_leaves));
+    set.leaf_begin = word_of(of, offsetof(MmaTile, set.leaf_begin));
+    set.seen_begin = word_of(of, offsetof(MmaTile, set.seen_begin));
+    set.seen_end = word_of(of, offsetof(MmaTile, set.seen_end));
+    source = find_key(a, set,
+                      leaf_of(set, number) * kLeaf + warp * Shape::kCopyKeys +
                           lane / KeyCopier<Shape>::kLanesOfKey);
   }
 
   /** Asks for this warp's keys of the next leaf, if there is one. */
   __device__ __forceinline__ void ask_keys() {
-    wants_values = next.num_leaves > 0;
+    wants_values = next_leaves > 0;
     if (!wants_values) return;
     values_source = source;
-    values_head = next_head;
+    values_head = word_of(entered - 1, offsetof(MmaTile, kv_head));
     barrier_wait(shared + ATTNFOLD_SHARED(empty_k) + 8 * asked_k.stage, asked_k.parity ^ 1);
-    copier.go_to(a, next_head);
+    copier.go_to(a, values_head);
     copier.copy_k(a, source, shared + ATTNFOLD_SHARED(k) + asked_k.stage * Shape::kLeafBytes);
     barrier_arrive_after_copies(shared + ATTNFOLD_SHARED(full_k) + 8 * asked_k.stage);
     asked_k.next();
-    if (++number < next.num_leaves) {
+    if (++number < next_leaves) {
       find_next();
     } else {
       enter_tile();
@@ -191,16 +206,12 @@ class MmaWarp {
   }
   /** Asks for this warp's rows of q of tile `of`. */
   __device__ __forceinline__ void ask_queries(int32_t of) {
-    const uint32_t at = tile_at(of);
-    const auto word = [&](size_t offset) {
-      return static_cast<int32_t>(load_shared_word(at + static_cast<uint32_t>(offset)));
-    };
     RowSet set{};
-    set.row_begin = word(offsetof(MmaTile, set.row_begin));
-    set.num_rows = word(offsetof(MmaTile, set.num_rows));
-    set.q_token = word(offsetof(MmaTile, set.q_token));
-    copy_queries<Shape, kMmaRows, 32>(a, set, word(offsetof(MmaTile, kv_head)), warp * kMmaRows,
-                                      lane, q_at());
+    set.row_begin = word_of(of, offsetof(MmaTile, set.row_begin));
+    set.num_rows = word_of(of, offsetof(MmaTile, set.num_rows));
+    set.q_token = word_of(of, offsetof(MmaTile, set.q_token));
+    copy_queries<Shape, kMmaRows, 32>(a, set, word_of(of, offsetof(MmaTile, kv_head)),
+                                      warp * kMmaRows, lane, q_at());
     barrier_arrive_after_copies(shared + ATTNFOLD_SHARED(full_q) + 8 * warp);
   }
   __device__ __forceinline__ uint32_t q_at() const {
@@ -294,18 +305,20 @@ class MmaWarp {
   __device__ __forceinline__ void make_scores(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < kLeafScores; ++i) s[i] = 0.0f;
+    // chunk_offset(), with what does not change from step to step taken out.
     const int matrix = lane / 8, row = lane % 8;
-    const uint32_t k_at = shared + ATTNFOLD_SHARED(k) + keys.stage * Shape::kLeafBytes;
+    const uint32_t q_rows = q_at() + (row + 8 * (matrix & 1)) * Shape::kPitch,
+                   k_rows = shared + ATTNFOLD_SHARED(k) + keys.stage * Shape::kLeafBytes +
+                            (row + 8 * (matrix >> 1)) * Shape::kPitch;
 #pragma unroll
     for (int step = 0; step < Shape::kDim / 16; ++step) {
       uint32_t q[4];
-      load_matrices(q, q_at() + chunk_offset<Shape::kPitch>(row + 8 * (matrix & 1),
-                                                            2 * step + (matrix >> 1)));
+      load_matrices(q, q_rows + (((2 * step + (matrix >> 1)) ^ row) << 4));
+      const uint32_t k_at = k_rows + (((2 * step + (matrix & 1)) ^ row) << 4);
 #pragma unroll
       for (int t = 0; t < kLeaf / 8; t += 2) {
         uint32_t k[4];
-        load_matrices(k, k_at + chunk_offset<Shape::kPitch>(8 * t + 8 * (matrix >> 1) + row,
-                                                            2 * step + (matrix & 1)));
+        load_matrices(k, k_at + 8 * t * Shape::kPitch);
         multiply_add<T>(quad(s, t), q[0], q[1], q[2], q[3], k[0], k[1]);
         multiply_add<T>(quad(s, t + 1), q[0], q[1], q[2], q[3], k[2], k[3]);
       }
@@ -320,14 +333,16 @@ class MmaWarp {
   __device__ __forceinline__ void make_weights(int32_t first_key, bool whole, Scores& s,
                                                float (&m)[2], float (&l)[2], Weights& p) const {
     float c = a.problem.score_scale;
-    if (a.problem.softcap != 0.0f || a.tensors.alibi_slopes) {
+    if (a.problem.softcap != 0.0f) {
+      Scores capped;
+      memcpy(capped, s, sizeof(s));
+      cap_scores(capped, a.problem.softcap_scale, a.problem.softcap_log2);
+      memcpy(s, capped, sizeof(s));
       c = 1.0f;
-      const WarpRows r = rows();
-      Scores modified;
-      memcpy(modified, s, sizeof(s));
-      modify_scores<Shape>(a, modified, lane, r.num_rows - r.first, r.row_begin + r.first,
-                           r.kv_head, r.position, first_key);
-      memcpy(s, modified, sizeof(s));
+    }
+    if (a.tensors.alibi_slopes) {
+      add_alibi(a, rows(), first_key, c, s);
+      c = 1.0f;
     }
     bool any[2] = {true, true};
     if (!whole) hide_unseen(a, rows(), first_key, s, any);
@@ -364,16 +379,20 @@ class MmaWarp {
   /** Folds p v of a leaf, some elements of o after the other. */
   __device__ __forceinline__ void fold_values(const Weights& p, const LeafFold& fold) {
     const int matrix = lane / 8, row = lane % 8;
+    const uint32_t v_rows = v_chunk(0, 0) + (row + 8 * (matrix & 1)) * Shape::kPitch;
 #pragma unroll
     for (int from = 0; from < Shape::kDim; from += Shape::kSlice) {
       float d[Shape::kSlice / 8][4] = {};
+      uint32_t v_at[Shape::kSlice / 16];
+#pragma unroll
+      for (int t = 0; t < Shape::kSlice / 16; ++t)
+        v_at[t] = v_rows + (((from / 8 + 2 * t + (matrix >> 1)) ^ row) << 4);
 #pragma unroll
       for (int step = 0; step < kLeafSteps; ++step) {
 #pragma unroll
         for (int t = 0; t < Shape::kSlice / 8; t += 2) {
           uint32_t v[4];
-          load_matrices_transposed(
-              v, v_chunk(step * 16 + 8 * (matrix & 1) + row, from / 8 + t + (matrix >> 1)));
+          load_matrices_transposed(v, v_at[t / 2] + step * 16 * Shape::kPitch);
           multiply_add<T>(d[t], p[step][0], p[step][1], p[step][2], p[step][3], v[0], v[1]);
           multiply_add<T>(d[t + 1], p[step][0], p[step][1], p[step][2], p[step][3], v[2], v[3]);
         }
@@ -392,8 +411,8 @@ class MmaWarp {
   // What is asked for next.
   TileWalk walk;
   KeyCopier<Shape> copier;
-  RowSet next;  // num_leaves is 0 when there is none
-  int32_t next_head = 0, number = 0, entered = 0;
+  int32_t entered = 0;                  // tiles with leaves
+  int32_t next_leaves = 0, number = 0;  // of the last of them, or 0 when all is asked for
   KeySource source{}, values_source{};
   int32_t values_head = 0;
   bool wants_values = false;

@@ -36,9 +36,9 @@ struct WarpRows {
   }
 };
 
-/** Adds ALiBi's term to scores, in the log2 domain. */
+/** Adds ALiBi's term to scores times `scale`, in the log2 domain. */
 __device__ __forceinline__ void add_alibi(const AttendArgs& a, const WarpRows& rows,
-                                          int32_t first_key, Scores& s) {
+                                          int32_t first_key, float scale, Scores& s) {
   const int32_t group = a.shape.group_size;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add_alibi(const AttendArgs& a, const WarpRows& r
 #pragma unroll
     for (int i = 0; i < kLeaf / 4; ++i) {
       float& x = s[i / 2 * 4 + 2 * h + i % 2];
-      x = lane::fma(slope, static_cast<float>(from + i / 2 * 8 + i % 2), x * a.problem.score_scale);
+      x = lane::fma(slope, static_cast<float>(from + i / 2 * 8 + i % 2), x * scale);
     }
   }
 }

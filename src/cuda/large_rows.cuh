@@ -180,7 +180,7 @@ class RowGroup {
     const float c = args.exponent_scale;
     bool any[2] = {true, true};
     if constexpr (!kPlain) {
-      if (a.tensors.alibi_slopes) add_alibi(a, rows(), first_key(), s);
+      if (a.tensors.alibi_slopes) add_alibi(a, rows(), first_key(), a.problem.score_scale, s);
       if (!note.whole(half)) hide_unseen(a, rows(), first_key(), s, any);
     }
     find_maxima(s, c, any, m);
