@@ -23,6 +23,7 @@ template <class Shape, class T>
 __global__ void __launch_bounds__(kLargeThreads, 1)
     attend_large(const __grid_constant__ LargeArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if (!has_tiles(args.attend)) return;
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = uniform(shared_address(memory));
   init_large<Shape>(shared);

@@ -428,6 +428,7 @@ class MmaWarp {
 template <class Shape, class T>
 __global__ void __launch_bounds__(kMmaThreads, 1)
     attend_large_mma(const __grid_constant__ LargeArgs args) {
+  if (!has_tiles(args.attend)) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
   init_mma<Shape>(shared, args.attend.problem.head_dim_vo);

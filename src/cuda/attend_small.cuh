@@ -70,6 +70,7 @@ __global__ void ATTNFOLD_BOUNDS(Shape) attend_small(const __grid_constant__ Atte
     if constexpr (Shape::kRowTiles == 2) range = load_from_l2(from);
     load_range<Shape>(a, shared, range, kv_head, warp, lane);
     write_empty_rows<T>(a, static_cast<int>(threadIdx.x));
+    wait_to_end(a);
   } else {
     if constexpr (Shape::kBlocksPerSm == 2) take_registers<Shape::kMatrixRegisters>();
     if constexpr (Shape::kRowTiles == 2) range = load_from_l2(from);

@@ -12,7 +12,6 @@
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "cuda/plan_kernel.h"
-#include "cuda/side_stream.h"
 #include "cuda/tensor_map.h"
 #include "plan/hash.h"
 #include "plan/validate.h"
@@ -42,7 +41,7 @@ Status kv_steps(const char* name, const View<const char>& view, bool ragged, int
 /** A schedule read back from the device. */
 struct HostSchedule {
   RangeCounts counts;
-  int32_t num_shared;
+  SharedCounts num_shared;
   std::vector<RowSet> sets, tiles;
   std::vector<RangePlace> places;
 };
@@ -66,7 +65,7 @@ class CudaPlan final : public AnyPlan {
   Status load_kernels();
   int64_t max_leaves() const;
   Status large_args(const AttendArgs& args, LargeArgs* out) const;
-  Status launch_both(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
+  Status launch_both(const AttendArgs& args, const cudaLaunchConfig_t& config, bool overlaps) const;
   Status launch_small(const AttendArgs& args, cudaLaunchConfig_t config, bool overlaps) const;
   Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
   uint32_t* claimed_counter(const void* workspace) const;
@@ -89,8 +88,7 @@ class CudaPlan final : public AnyPlan {
   static constexpr size_t kCounters = 64, kCounterStride = 32;  // of 4 bytes
   mutable std::array<std::atomic<const void*>, kCounters> workspaces_{};
   uint32_t* counters_ = nullptr;
-  size_t own_counter_ = 0;            // where it is in a workspace
-  std::unique_ptr<SideStream> side_;  // where the large-row kernel runs beside the others
+  size_t own_counter_ = 0;  // where it is in a workspace
   DeviceMemory memory_;
   RangeSchedule schedule_{};
   size_t workspace_bytes_ = 0, states_floats_ = 0;
@@ -187,16 +185,16 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
       cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_));
   const int32_t workers =
       execution.num_workers ? execution.num_workers : num_sms_ * small_.blocks_per_sm;
-  const int32_t owned = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
-                                              : choose_num_ranges(workers, problem_.kv_heads);
   shape_.cut_seed = execution.cut_seed;
   shape_.kv_heads = problem_.kv_heads;
   if (large_.dim > 0 && (problem_.ragged || given_.num_pages > 0)) {
     shape_.tile_blocks =
         execution.num_workers ? std::min(execution.num_workers, num_sms_) : num_sms_;
-    side_ = std::make_unique<SideStream>();
-    ATTNFOLD_RETURN_IF_ERROR(side_->create(device_));
+    if (!execution.num_workers) shape_.rounds = kTileRounds;
   }
+  const int32_t owned = execution.num_workers
+                            ? std::max(workers / problem_.kv_heads, 1)
+                            : choose_num_ranges(workers, problem_.kv_heads) * shape_.rounds;
   const int64_t max_sets =
       static_cast<int64_t>(given_.max_batch) +
       static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
@@ -204,13 +202,13 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
     return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits",
                    given_.max_qo_rows);
   }
-  shape_.claims = choose_claims(owned, max_sets * max_leaves(), max_leaves(), shape_.cut_seed != 0);
+  shape_.claims = choose_claims(owned, shape_.rounds, max_sets * max_leaves(), max_leaves(),
+                                shape_.cut_seed != 0);
   shape_.num_ranges = owned * (shape_.claims + 1);
   if (shape_.claims > 0) small_.attend = small_.attend_claiming;
-  const int32_t states =  // of an owned range, and of those claimed after it
-      max_states(max_leaves()) + (shape_.claims > 0 ? kMaxClaimed : 0);
-  const int64_t state_rows =
-      static_cast<int64_t>(owned) * states * problem_.kv_heads * shape_.set_rows;
+  const int64_t states =
+      max_states(owned, max_sets, max_leaves()) + (shape_.claims > 0 ? kMaxClaimed * owned : 0);
+  const int64_t state_rows = states * problem_.kv_heads * shape_.set_rows;
   if (state_rows > INT32_MAX)
     return invalid("max_kv_len", "maxima whose states can be counted in 31 bits",
                    given_.max_kv_len);
@@ -227,7 +225,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
     bytes += (size + 255) / 256 * 256;
     return at;
   };
-  const size_t counts = place(sizeof(RangeCounts)), num_shared = place(sizeof(int32_t));
+  const size_t counts = place(sizeof(RangeCounts)), num_shared = place(sizeof(SharedCounts));
   const size_t sets = place(static_cast<size_t>(max_sets + 1) * sizeof(RowSet));
   const size_t places = place((static_cast<size_t>(shape_.num_ranges) + 1) * sizeof(RangePlace));
   const size_t ranges = place(static_cast<size_t>(shape_.num_ranges) * sizeof(Range));
@@ -239,18 +237,22 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   const size_t claimed =
       place(static_cast<size_t>(shape_.claims) * static_cast<size_t>(owned) * sizeof(Range));
   const size_t counters = place(kCounters * kCounterStride * sizeof(uint32_t));
-  const size_t num_tiles = place(sizeof(int32_t));
+  const size_t num_tiles = place(sizeof(TileCounts));
   const size_t tiles = place(static_cast<size_t>(2 * max_tiles) * sizeof(RowSet));
   ATTNFOLD_RETURN_IF_ERROR(memory_.allocate(bytes, device_));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
   char* base = memory_.data();
-  schedule_ = {
-      reinterpret_cast<RangeCounts*>(base + counts), reinterpret_cast<int32_t*>(base + num_shared),
-      reinterpret_cast<RowSet*>(base + sets),        static_cast<int32_t>(max_sets),
-      reinterpret_cast<RangePlace*>(base + places),  reinterpret_cast<Range*>(base + ranges),
-      reinterpret_cast<SharedSet*>(base + shared),   reinterpret_cast<int32_t*>(base + num_tiles),
-      reinterpret_cast<RowSet*>(base + tiles),       static_cast<int32_t>(max_tiles),
-      reinterpret_cast<Range*>(base + claimed)};
+  schedule_ = {reinterpret_cast<RangeCounts*>(base + counts),
+               reinterpret_cast<SharedCounts*>(base + num_shared),
+               reinterpret_cast<RowSet*>(base + sets),
+               static_cast<int32_t>(max_sets),
+               reinterpret_cast<RangePlace*>(base + places),
+               reinterpret_cast<Range*>(base + ranges),
+               reinterpret_cast<SharedSet*>(base + shared),
+               reinterpret_cast<TileCounts*>(base + num_tiles),
+               reinterpret_cast<RowSet*>(base + tiles),
+               static_cast<int32_t>(max_tiles),
+               reinterpret_cast<Range*>(base + claimed)};
   counters_ = reinterpret_cast<uint32_t*>(base + counters);
   return {};
 }
@@ -368,24 +370,22 @@ Status CudaPlan::large_args(const AttendArgs& args, LargeArgs* out) const {
   return make_key_places("v", problem_, args.tensors.v, given_.num_pages, num_kv_rows_, &out->v);
 }
 
-/** Launches the large-row kernel, for however many tiles there are, beside the others: ranges and
- * tiles have nothing to do with each other. */
-Status CudaPlan::launch_both(const AttendArgs& args, cudaLaunchConfig_t config,
+/** Launches the large-row kernel, for however many tiles there are, and the others beside it:
+ * ranges and tiles have nothing to do with each other. */
+Status CudaPlan::launch_both(const AttendArgs& args, const cudaLaunchConfig_t& config,
                              bool overlaps) const {
   LargeArgs large{};
   ATTNFOLD_RETURN_IF_ERROR(large_args(args, &large));
-  const SideStream::Fork fork(side_.get(), config.stream);
-  ATTNFOLD_RETURN_IF_ERROR(fork.status());
-  cudaLaunchConfig_t beside = config;
-  beside.stream = fork.stream();
-  if (fork.forked() || !overlaps) beside.numAttrs = 0;  // what it waits for is not only a kernel
-  beside.gridDim = dim3(static_cast<unsigned>(shape_.tile_blocks));
-  beside.blockDim = dim3(static_cast<unsigned>(large_.threads));
-  beside.dynamicSmemBytes = large_.shared_bytes;
+  cudaLaunchConfig_t first = config;
+  if (!overlaps) first.numAttrs = 0;
+  first.gridDim = dim3(static_cast<unsigned>(shape_.tile_blocks));
+  first.blockDim = dim3(static_cast<unsigned>(large_.threads));
+  first.dynamicSmemBytes = large_.shared_bytes;
   void* parameters[] = {&large};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&beside, large_.attend, parameters));
-  ATTNFOLD_RETURN_IF_ERROR(launch_small(args, config, overlaps && !fork.forked()));
-  return fork.join();
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, large_.attend, parameters));
+  AttendArgs beside = args;
+  beside.beside_tiles = true;
+  return launch_small(beside, config, true);
 }
 
 Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t workspace_bytes,
@@ -480,10 +480,10 @@ Status CudaPlan::read_schedule(HostSchedule* out) const {
   out->places.resize(static_cast<size_t>(shape_.num_ranges) + 1);
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->sets.data(), schedule_.sets, out->sets.size()));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->places.data(), schedule_.places, out->places.size()));
-  int32_t num_tiles = 0;
+  TileCounts num_tiles{};
   if (shape_.tile_blocks > 0)
     ATTNFOLD_RETURN_IF_CUDA_ERROR(read(&num_tiles, schedule_.num_tiles, 1));
-  out->tiles.resize(static_cast<size_t>(num_tiles));
+  out->tiles.resize(static_cast<size_t>(num_tiles.tiles));
   ATTNFOLD_RETURN_IF_CUDA_ERROR(read(out->tiles.data(), schedule_.tiles, out->tiles.size()));
   return {};
 }

@@ -22,9 +22,10 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
   let_next_kernel_start();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t width = a.problem.head_dim_vo, slices = (width + 127) / 128;
-  const int32_t of_set = a.problem.kv_heads * a.shape.set_rows * slices;
   // The schedule was complete before the kernel that this one waits for began.
-  const int32_t num_tasks = __ldcg(a.schedule.num_shared) * of_set;
+  const int32_t rows = __ldcg(&a.schedule.num_shared->rows);
+  const int32_t of_set = a.problem.kv_heads * rows * slices;
+  const int32_t num_tasks = __ldcg(&a.schedule.num_shared->sets) * of_set;
   const int32_t blocks = static_cast<int32_t>(gridDim.x);
   int32_t task = static_cast<int32_t>(threadIdx.x / 32) * blocks + static_cast<int32_t>(blockIdx.x);
   const int64_t pitch = state_pitch(a.problem);
@@ -38,8 +39,8 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
     RowPlace at{0, 0};
     if (task < num_tasks) {
       const SharedSet shared = load_from_l2(a.schedule.shared + task / of_set);
-      const int32_t of = task % of_set, row = of / slices % a.shape.set_rows;
-      const int32_t kv_head = of / slices / a.shape.set_rows;
+      const int32_t of = task % of_set, row = of / slices % rows;
+      const int32_t kv_head = of / slices / rows;
       element += of % slices * 128;
       if (row < shared.set.num_rows) {
         count = shared.num_states;

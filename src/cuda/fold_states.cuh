@@ -105,8 +105,9 @@ class Folder {
   __device__ __forceinline__ void run() {
     const int32_t width = kElements << log_lanes;
     const int32_t slices = (a.problem.head_dim_vo + width - 1) / width;
-    const int32_t rows_of_set = a.problem.kv_heads * a.shape.set_rows;
-    const int32_t num_tasks = __ldcg(a.schedule.num_shared) * rows_of_set * slices;
+    const int32_t most_rows = __ldcg(&a.schedule.num_shared->rows);
+    const int32_t rows_of_set = a.problem.kv_heads * most_rows;
+    const int32_t num_tasks = __ldcg(&a.schedule.num_shared->sets) * rows_of_set * slices;
     const int32_t groups = (whole_block ? kFoldThreads : 32) >> log_lanes;
     const int32_t blocks = static_cast<int32_t>(gridDim.x);
     const int32_t warp = whole_block ? 0 : static_cast<int32_t>(threadIdx.x / 32);
@@ -134,8 +135,8 @@ class Folder {
         if (task < num_tasks) {
           rows.open(a, places, task / (rows_of_set * slices));
           const int32_t at = task % (rows_of_set * slices);
-          kv_head = at / slices / a.shape.set_rows;
-          row = at / slices % a.shape.set_rows;
+          kv_head = at / slices / most_rows;
+          row = at / slices % most_rows;
           element = at % slices * width + kElements * (thread & ((1 << log_lanes) - 1));
           chunk = 0;
           if (row >= rows.set.num_rows) rows.num_chunks = 0;

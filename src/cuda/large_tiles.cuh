@@ -25,12 +25,13 @@ __device__ __forceinline__ TilePair pair_at(const AttendArgs& a, int32_t index) 
 class TileWalk {
  public:
   __device__ __forceinline__ explicit TileWalk(const AttendArgs& a)
-      : pairs(__ldcg(a.schedule.num_tiles) * a.problem.kv_heads) {}
+      : pairs(__ldcg(&a.schedule.num_tiles->tiles) * a.problem.kv_heads),
+        blocks(__ldcg(&a.schedule.num_tiles->blocks)) {}
 
   /** Index of the next pair, or -1. */
   __device__ __forceinline__ int32_t next() {
-    const int32_t blocks = static_cast<int32_t>(gridDim.x),
-                  block = static_cast<int32_t>(blockIdx.x);
+    const int32_t block = static_cast<int32_t>(blockIdx.x);
+    if (block >= blocks) return -1;
     const int32_t index = begin + (back ? blocks - 1 - block : block);
     begin += blocks;
     back = !back;
@@ -38,10 +39,21 @@ class TileWalk {
   }
 
  private:
-  const int32_t pairs;
+  const int32_t pairs, blocks;
   int32_t begin = 0;
   bool back = false;
 };
+
+/** Whether this block takes tiles.  One that does not has waited for the kernels before this one,
+ * as the others will: the next kernel starts when all blocks have, and relies on it. */
+__device__ __forceinline__ bool has_tiles(const AttendArgs& a) {
+  const TileCounts counts{__ldcg(&a.schedule.num_tiles->tiles),
+                          __ldcg(&a.schedule.num_tiles->blocks)};
+  const int64_t pairs = static_cast<int64_t>(counts.tiles) * a.problem.kv_heads;
+  if (static_cast<int32_t>(blockIdx.x) < counts.blocks && blockIdx.x < pairs) return true;
+  wait_for_previous_kernels();
+  return false;
+}
 
 /** Keys of some rows: those that some row sees, and those that all do. */
 struct RowsKeys {

@@ -56,19 +56,18 @@ struct AddLoads {
   }
 };
 
-/** Rows above which requests take tiles, to every thread. */
-__device__ __forceinline__ int32_t choose_tile_limit(const PlanArgs& a, Storage& storage) {
-  if (a.shape.tile_blocks == 0) return kNoTiles;
-  __shared__ int32_t limit;
+/** What tiles would cost, to every thread. */
+__device__ __forceinline__ TileLoad load_of_tiles(const PlanArgs& a, Storage& storage) {
+  __shared__ TileLoad all;
   TileLoad load{};
   for (int32_t r = static_cast<int32_t>(threadIdx.x); r < a.batch; r += kPlanThreads) {
     const RequestLengths n = lengths_of(a, r);
     load = AddLoads{}(load, tile_load(a.shape, a.mask, n.qo_len, n.kv_len));
   }
   load = Reduce(storage.reduce).Reduce(load, AddLoads{});
-  if (threadIdx.x == 0) limit = tile_limit(a.shape, load);
+  if (threadIdx.x == 0) all = load;
   __syncthreads();
-  return limit;
+  return all;
 }
 
 /** Lists all tiles, in the order of their requests, behind where they will stand sorted; returns
@@ -157,10 +156,11 @@ __device__ __forceinline__ RangeCounts place_sets(const PlanArgs& a, int32_t lim
 }
 
 /** The first rule of cuts that keeps ranges even. */
-__device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCounts& n) {
+__device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCounts& n,
+                                               bool tiles) {
   CutRule rule{};
   for (int index = 0; index < kCutRules; ++index) {
-    rule = cut_rule(a.schedule.sets, n, a.shape, index);
+    rule = cut_rule(a.schedule.sets, n, a.shape, tiles, index);
     if (rule.num_ranges == 0) continue;
     const int32_t allowed = largest_share_allowed(rule);
     bool uneven = false;
@@ -174,14 +174,18 @@ __device__ __forceinline__ CutRule choose_cuts(const PlanArgs& a, const RangeCou
 
 __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constant__ PlanArgs a) {
   __shared__ Storage storage;
-  const int32_t limit = choose_tile_limit(a, storage);
+  __shared__ int32_t shared_rows;
+  if (threadIdx.x == 0) shared_rows = 0;
+  TileLoad load{};
+  if (a.shape.tile_blocks > 0) load = load_of_tiles(a, storage);
+  const int32_t limit = tile_limit(a.shape, load);
+  int32_t tiles = 0;
   if (a.shape.tile_blocks > 0) {
-    const int32_t tiles = list_tiles(a, limit, storage);
+    tiles = list_tiles(a, limit, storage);
     sort_tiles(a, tiles, storage);
-    if (threadIdx.x == 0) *a.schedule.num_tiles = tiles;
   }
   const RangeCounts n = place_sets(a, limit, storage);
-  const CutRule rule = choose_cuts(a, n);
+  const CutRule rule = choose_cuts(a, n, tiles > 0);
   const int32_t claimed = claimed_leaves(rule);
   int32_t num_shared = 0, num_states = 0, num_claimed = 0;
   for (int32_t base = 0; base < a.shape.num_ranges; base += kPlanThreads) {
@@ -198,7 +202,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
     }
     int32_t index, all;
     Scan(storage.scan).ExclusiveSum(first_inside ? 1 : 0, index, all);
-    if (first_inside) a.schedule.shared[num_shared + index] = {range.set, i - 1, 0, 0, 0};
+    if (first_inside) {
+      a.schedule.shared[num_shared + index] = {range.set, i - 1, 0, 0, 0};
+      atomicMax(&shared_rows, range.set.num_rows);
+    }
     num_shared += all;
     __syncthreads();
     Scan(storage.scan).ExclusiveSum(left.entered + left.begun, index, all);
@@ -234,7 +241,9 @@ __global__ void __launch_bounds__(kPlanThreads) plan_ranges(const __grid_constan
   if (threadIdx.x == 0) {
     a.schedule.places[a.shape.num_ranges] = {n.leaves, num_states, num_states, 0};
     *a.schedule.counts = n;
-    *a.schedule.num_shared = num_shared;
+    *a.schedule.num_shared = {num_shared, shared_rows};
+    if (a.shape.tile_blocks > 0)
+      *a.schedule.num_tiles = {tiles, choose_tile_blocks(a.shape, load, tiles, n.leaves)};
   }
   __syncthreads();
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_shared; i += kPlanThreads)

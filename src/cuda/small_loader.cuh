@@ -220,7 +220,7 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
   // that is, and entered after its keys: each step has a wait for room to take place in.
   Claims<Shape> claims(range);
   uint32_t pair = 0;  // lane 0's of warp 0
-  wait_for_previous_kernels();
+  wait_to_begin(a);
   let_next_kernel_start();
   if (claims.more() && walk.left == 1 && threadIdx.x == 0) pair = atomicAdd(a.claimed, 1u);
   while (walk.left > 0) {

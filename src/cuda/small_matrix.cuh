@@ -154,7 +154,7 @@ class MatrixWarp {
    */
   __device__ __forceinline__ void run() {
     Walk walk(a, range);
-    wait_for_previous_kernels();  // before it writes a state that they may still read
+    wait_to_begin(a);  // before it writes a state that others may still read
     let_next_kernel_start();
     if (walk.left <= 0) return;
     Claims<Shape> claims(range);

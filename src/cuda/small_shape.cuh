@@ -89,6 +89,21 @@ struct SmallShape {
   }
 };
 
+/**
+ * Waits for the kernels before this one.  A large-row kernel of the same call has waited for them
+ * before it let this one start, and runs beside it.
+ */
+__device__ __forceinline__ void wait_to_begin(const AttendArgs& a) {
+  if (!a.beside_tiles) wait_for_previous_kernels();
+}
+
+/** Waits, in the last block to begin, for the large-row kernel of the same call: who waits for this
+ * kernel waits for both. */
+__device__ __forceinline__ void wait_to_end(const AttendArgs& a) {
+  if (a.beside_tiles && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1)
+    wait_for_previous_kernels();
+}
+
 /** A worker's way along its range, leaf by leaf. */
 struct Walk {
   RowSet set, next_set;

@@ -52,6 +52,7 @@ struct RangeShape {
   int32_t tile_blocks = 0;  // blocks that take tiles; 0: there are no tiles
   int32_t kv_heads = 1;
   int32_t claims = 0;  // ranges to claim after each that a block owns; num_ranges counts both
+  int32_t rounds = 1;  // of blocks beside tiles; without tiles only the first has ranges
 };
 
 /** Ranges that blocks own: every (claims + 1)th. */
@@ -92,14 +93,20 @@ inline int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
   return best;
 }
 
+/** RangeShape::rounds where there may be tiles: blocks that begin when others end even out that
+ * some multiprocessors are free later than others. */
+constexpr int32_t kTileRounds = 4;
+
 constexpr int32_t kMaxClaimed = 32;  // leaves behind an owned range, at most
 
-/** RangeShape::claims for so many owned ranges, where a batch has at most `max_leaves`, and a row
- * set `max_set_leaves`; `any`: whether or not there will be any. */
-inline int32_t choose_claims(int32_t owned, int64_t max_leaves, int64_t max_set_leaves, bool any) {
+/** RangeShape::claims for so many owned ranges in so many rounds, where a batch has at most
+ * `max_leaves`, and a row set `max_set_leaves`; `any`: whether or not there will be any. */
+inline int32_t choose_claims(int32_t owned, int32_t rounds, int64_t max_leaves,
+                             int64_t max_set_leaves, bool any) {
   constexpr int32_t kMost = 5, kMaxRanges = 511;  // the second kernel has room for their places
   if (owned == 1) return 0;
-  const bool some = max_leaves >= int64_t{kLongShare} * owned || max_set_leaves <= kShortSet;
+  const bool some =
+      max_leaves >= int64_t{kLongShare} * (owned / rounds) || max_set_leaves <= kShortSet;
   if (!some && !any) return 0;
   return std::clamp(kMaxRanges / owned - 1, 0, kMost);
 }
@@ -135,16 +142,26 @@ struct alignas(16) SharedSet {
   int32_t unused;
 };
 
+/** Row sets that several ranges share, and the rows that the largest of them has. */
+struct SharedCounts {
+  int32_t sets, rows;
+};
+
+/** Tiles, and the blocks that take them. */
+struct TileCounts {
+  int32_t tiles, blocks;
+};
+
 /** One step's schedule.  Row sets without leaves stand at the end of `sets`, the first one last. */
 struct RangeSchedule {
   RangeCounts* counts;
-  int32_t* num_shared;
+  SharedCounts* num_shared;
   RowSet* sets;  // [max_sets]
   int32_t max_sets;
   RangePlace* places;  // [num_ranges + 1]
   Range* ranges;       // [num_ranges]
   SharedSet* shared;   // [num_ranges], those with a set first
-  int32_t* num_tiles = nullptr;
+  TileCounts* num_tiles = nullptr;
   RowSet* tiles = nullptr;  // [2 * max_tiles], longest first; the second half is the planner's own
   int32_t max_tiles = 0;
   Range* claimed = nullptr;  // ranges to claim, in that order, none empty; [all that may be]
@@ -292,6 +309,35 @@ ATTNFOLD_HD inline int32_t tile_limit(const RangeShape& shape, const TileLoad& l
   return many > few ? many : few;
 }
 
+/**
+ * Blocks that so many tiles are dealt to, where row sets have `line` leaves beside them.
+ *
+ * A multiprocessor has room for a tile's block or for the small-row kernel's, and these alone read
+ * as fast as memory: so tiles on few multiprocessors, one after the other, while the others read,
+ * may be done sooner than tiles on all and then reads on all.  In 20ths of what a tile and a leaf
+ * take, measured on an H200 (1.65 us): a tile takes 52 besides its leaves, and 24 for each beside
+ * reads; a leaf of a row set 20, or, where all multiprocessors read at once, what memory takes.
+ */
+ATTNFOLD_HD_LARGE inline int32_t choose_tile_blocks(const RangeShape& shape, const TileLoad& load,
+                                                    int32_t tiles, int32_t line) {
+  const int64_t all = shape.tile_blocks, pairs = int64_t{tiles} * shape.kv_heads,
+                leaves = int64_t{line} * shape.kv_heads;
+  if (pairs == 0 || leaves == 0 || shape.cut_seed != 0) return shape.tile_blocks;
+  const int64_t tile = load.leaves * 24 / tiles + 52, longest = int64_t{load.longest} * 24 + 52;
+  const int64_t fewest = (pairs + all - 1) / all;
+  int64_t best = 0, best_time = 0;
+  for (int64_t rounds = fewest; rounds < fewest + 8; ++rounds) {
+    const int64_t blocks = (pairs + rounds - 1) / rounds;
+    const int64_t time = rounds * tile > longest ? rounds * tile : longest;
+    const int64_t rest = leaves - (all - blocks) * time / 20;
+    const int64_t end = time + (rest > 0 ? rest * 23 / all : 0);
+    if (best > 0 && end >= best_time) continue;
+    best = blocks;
+    best_time = end;
+  }
+  return static_cast<int32_t>(best);
+}
+
 /** Tiles are sorted so many at a time. */
 constexpr int32_t kTileSegment = 4096;
 
@@ -338,6 +384,7 @@ struct CutRule {
   int32_t align;
   uint64_t seed;
   int32_t claims;  // RangeShape's; what follows says where owned ranges begin
+  bool beside_tiles;
 };
 
 ATTNFOLD_HD inline uint64_t mix_bits(uint64_t x) {  // splitmix64
@@ -385,7 +432,7 @@ ATTNFOLD_HD inline int32_t claimed_leaves(const CutRule& rule) {
     const int32_t most = share < kMaxClaimed ? share : kMaxClaimed;
     return static_cast<int32_t>(mix_bits(rule.seed) % static_cast<uint64_t>(most + 1));
   }
-  if (rule.spread != 1) return 0;
+  if (rule.spread != 1 || rule.beside_tiles) return 0;
   if (share >= kLongShare) return share < kVeryLongShare ? share / 10 : 0;
   if (share >= 4 && rule.leaves <= kShortSet * rule.num_sets) return share / 2 < 3 ? share / 2 : 3;
   return 0;
@@ -431,11 +478,12 @@ ATTNFOLD_HD inline int32_t largest_share_allowed(const CutRule& rule) {
 // so that few of an SM's two blocks are both busy.
 constexpr int kCutRules = 7;
 
-/** Rule `index` for `num_ranges` ranges; num_ranges = 0 says that it is not to be tried. */
+/** Rule `index`, beside tiles or not; num_ranges = 0 says that it is not to be tried. */
 ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
-                                    const RangeShape& shape, int index) {
-  CutRule rule{sets, n.sets,      n.leaves,       num_owned(shape),
-               1,    kSuperChunk, shape.cut_seed, shape.claims};
+                                    const RangeShape& shape, bool tiles, int index) {
+  const int32_t rounds = tiles || num_owned(shape) < shape.rounds ? 1 : shape.rounds;
+  CutRule rule{sets,           n.sets,       n.leaves, num_owned(shape) / rounds, 1, kSuperChunk,
+               shape.cut_seed, shape.claims, tiles};
   if (index == 1 || index == 2) {
     const bool small = even_share(rule) <= kSmallShare && shape.cut_seed == 0;
     rule.num_ranges = small ? (rule.num_ranges + index - 1) / 2 : 0;
@@ -453,6 +501,13 @@ ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
 ATTNFOLD_HD inline int32_t max_states(int64_t max_leaves) {
   return static_cast<int32_t>((kSuperChunk - 1) + (max_leaves + kSuperChunk - 1) / kSuperChunk + 1 +
                               2);
+}
+
+/** States that so many owned ranges may leave behind in all: of no more sets than there are, nor
+ * than ranges, the super-chunks. */
+ATTNFOLD_HD inline int64_t max_states(int32_t owned, int64_t max_sets, int64_t max_leaves) {
+  const int64_t each = max_states(0), of_set = max_states(max_leaves) - each;
+  return owned * each + (max_sets < owned ? max_sets : owned) * of_set;
 }
 
 /** The first whole super-chunk of a range that enters the row set at `entry`, as a number. */
@@ -547,14 +602,14 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     }
   }
   *out->counts = n;
-  if (out->num_tiles) *out->num_tiles = tiles;
+  if (out->num_tiles) *out->num_tiles = {tiles, choose_tile_blocks(shape, load, tiles, n.leaves)};
   for (int32_t begin = 0; begin < tiles; begin += kTileSegment) {
     std::stable_sort(out->tiles + begin, out->tiles + std::min(tiles, begin + kTileSegment),
                      [](const RowSet& x, const RowSet& y) { return x.num_leaves > y.num_leaves; });
   }
   CutRule rule{};
   for (int index = 0; index < kCutRules; ++index) {
-    rule = cut_rule(out->sets, n, shape, index);
+    rule = cut_rule(out->sets, n, shape, tiles > 0, index);
     if (rule.num_ranges == 0) continue;
     int32_t largest = 0;
     for (int32_t i = 0; i < num_owned(shape); ++i) {
@@ -563,7 +618,7 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     }
     if (largest <= largest_share_allowed(rule)) break;
   }
-  *out->num_shared = 0;
+  *out->num_shared = {0, 0};
   int32_t states = 0, claimed = claimed_leaves(rule), before = 0;
   for (int32_t i = 0; i < shape.num_ranges; ++i) {
     const int32_t cut = range_begin(rule, claimed, i);
@@ -576,7 +631,8 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
     out->places[i] = {cut, range.entered_states, range.begun_states, 0};
     out->shared[i] = {{}, -1, 0, 0, 0};
     if (i > 0 && is_first_inside(range, before)) {
-      out->shared[(*out->num_shared)++] = {range.set, i - 1, 0, 0, 0};
+      out->shared[out->num_shared->sets++] = {range.set, i - 1, 0, 0, 0};
+      out->num_shared->rows = std::max(out->num_shared->rows, range.set.num_rows);
     }
     before = cut;
   }
@@ -587,7 +643,7 @@ inline void build_range_schedule(const RangeShape& shape, const Mask& mask, int3
   }
   for (int32_t i = 0; i < shape.num_ranges; ++i) out->ranges[i].num_claimed = num_claimed;
   out->places[shape.num_ranges] = {n.leaves, states, states, 0};
-  for (int32_t i = 0; i < *out->num_shared; ++i)
+  for (int32_t i = 0; i < out->num_shared->sets; ++i)
     find_states(out->places, shape.num_ranges, &out->shared[i]);
 }
 

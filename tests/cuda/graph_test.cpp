@@ -109,13 +109,13 @@ TEST_F(DeviceTest, AnyNumberOfWorkspaces) {
 /** Schedule arrays in managed memory's stead: plain memory here, device memory there. */
 struct Arrays {
   RangeCounts counts{};
-  int32_t num_shared = 0;
+  SharedCounts num_shared{};
   std::vector<RowSet> sets;
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
   std::vector<Range> claimed;
-  int32_t num_tiles = 0;
+  TileCounts num_tiles{};
   std::vector<RowSet> tiles;
 };
 
@@ -123,16 +123,11 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
   std::mt19937_64 rng(test::seed());
   constexpr int32_t kMaxSets = 8192, kMaxRanges = 512, kMaxBatch = 2000;
   char* memory = nullptr;
-  const size_t sizes[] = {sizeof(RangeCounts),
-                          4,
-                          kMaxSets * sizeof(RowSet),
-                          (kMaxRanges + 1) * sizeof(RangePlace),
-                          kMaxRanges * sizeof(Range),
-                          kMaxRanges * sizeof(SharedSet),
-                          (kMaxBatch + 1) * 4,
-                          kMaxBatch * 4,
-                          4,
-                          2 * kMaxSets * sizeof(RowSet),
+  const size_t sizes[] = {sizeof(RangeCounts),        sizeof(SharedCounts),
+                          kMaxSets * sizeof(RowSet),  (kMaxRanges + 1) * sizeof(RangePlace),
+                          kMaxRanges * sizeof(Range), kMaxRanges * sizeof(SharedSet),
+                          (kMaxBatch + 1) * 4,        kMaxBatch * 4,
+                          sizeof(TileCounts),         2 * kMaxSets * sizeof(RowSet),
                           kMaxRanges * sizeof(Range)};
   size_t offsets[11], total = 0;
   for (int i = 0; i < 11; ++i) offsets[i] = total, total += (sizes[i] + 255) / 256 * 256;
@@ -145,6 +140,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     if (round % 2) shape.tile_blocks = 1 + static_cast<int32_t>(rng() % 132);
     shape.kv_heads = 1 + static_cast<int32_t>(rng() % 8);
     shape.claims = static_cast<int32_t>(rng() % 6);
+    shape.rounds = 1 + static_cast<int32_t>(rng() % 4);
     shape.num_ranges = (shape.num_ranges / (shape.claims + 1) + 1) * (shape.claims + 1);
     if (shape.num_ranges > kMaxRanges) continue;
     Mask mask;
@@ -182,10 +178,10 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
         cudaMemcpy(at(7), kv_len.data(), static_cast<size_t>(batch) * 4, cudaMemcpyHostToDevice),
         cudaSuccess);
     const RangeSchedule on_gpu{
-        reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<int32_t*>(at(1)),
+        reinterpret_cast<RangeCounts*>(at(0)), reinterpret_cast<SharedCounts*>(at(1)),
         reinterpret_cast<RowSet*>(at(2)),      kMaxSets,
         reinterpret_cast<RangePlace*>(at(3)),  reinterpret_cast<Range*>(at(4)),
-        reinterpret_cast<SharedSet*>(at(5)),   reinterpret_cast<int32_t*>(at(8)),
+        reinterpret_cast<SharedSet*>(at(5)),   reinterpret_cast<TileCounts*>(at(8)),
         reinterpret_cast<RowSet*>(at(9)),      kMaxSets,
         reinterpret_cast<Range*>(at(10))};
     const cuda::PlanArgs args{shape,
@@ -202,9 +198,11 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     for (int i = 0; i < 6; ++i)
       ASSERT_EQ(cudaMemcpy(to[i], at(i), sizes[i], cudaMemcpyDeviceToHost), cudaSuccess);
     if (shape.tile_blocks > 0) {
-      ASSERT_EQ(cudaMemcpy(&device.num_tiles, at(8), 4, cudaMemcpyDeviceToHost), cudaSuccess);
-      ASSERT_EQ(host.num_tiles, device.num_tiles) << round;
-      const size_t bytes = static_cast<size_t>(host.num_tiles) * sizeof(RowSet);
+      ASSERT_EQ(cudaMemcpy(&device.num_tiles, at(8), sizeof(TileCounts), cudaMemcpyDeviceToHost),
+                cudaSuccess);
+      ASSERT_EQ(host.num_tiles.tiles, device.num_tiles.tiles) << round;
+      ASSERT_EQ(host.num_tiles.blocks, device.num_tiles.blocks) << round;
+      const size_t bytes = static_cast<size_t>(host.num_tiles.tiles) * sizeof(RowSet);
       device.tiles.resize(host.tiles.size());
       ASSERT_EQ(cudaMemcpy(device.tiles.data(), at(9), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
       ASSERT_EQ(std::memcmp(host.tiles.data(), device.tiles.data(), bytes), 0) << round;
@@ -213,7 +211,8 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
               cudaSuccess);
     const RangeCounts &h = host.counts, &d = device.counts;
     ASSERT_TRUE(h.sets == d.sets && h.empty_sets == d.empty_sets && h.leaves == d.leaves) << round;
-    ASSERT_EQ(host.num_shared, device.num_shared) << round;
+    ASSERT_EQ(host.num_shared.sets, device.num_shared.sets) << round;
+    ASSERT_EQ(host.num_shared.rows, device.num_shared.rows) << round;
     const auto same = [](const auto& a, const auto& b, size_t from, size_t n) {
       return std::memcmp(a.data() + from, b.data() + from, n * sizeof(a[0])) == 0;
     };

@@ -14,13 +14,13 @@ namespace {
 /** A schedule and the arrays it lies in. */
 struct Planned {
   RangeCounts counts{};
-  int32_t num_shared = 0;
+  SharedCounts num_shared{};
   std::vector<RowSet> sets;
   std::vector<RangePlace> places;
   std::vector<Range> ranges;
   std::vector<SharedSet> shared;
   std::vector<Range> claimed;
-  int32_t num_tiles = 0;
+  TileCounts num_tiles{};
   std::vector<RowSet> tiles;
   RangeShape shape{};
   Mask mask;
@@ -36,6 +36,7 @@ struct Planned {
       shape.num_ranges = (1 + below(60)) * (shape.claims + 1);
     }
     shape.kv_heads = 1 + below(8);
+    shape.rounds = 1 + below(4);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
     if (below(4) == 0) mask.sink_tokens = below(600);
@@ -94,8 +95,8 @@ TEST_P(RangeSchedules, RangesCoverTheLineEvenly) {
     }
     if (p.shape.cut_seed != 0) continue;
     // Even over all ranges, or in a small problem over half of them.
-    const CutRule all = cut_rule(p.sets.data(), p.counts, p.shape, 0),
-                  half = cut_rule(p.sets.data(), p.counts, p.shape, 1);
+    const CutRule all = cut_rule(p.sets.data(), p.counts, p.shape, p.num_tiles.tiles > 0, 0),
+                  half = cut_rule(p.sets.data(), p.counts, p.shape, p.num_tiles.tiles > 0, 1);
     if (largest > largest_share_allowed(all)) {
       ASSERT_GT(half.num_ranges, 0) << seed;
       ASSERT_LE(largest, largest_share_allowed(half)) << seed;
@@ -148,13 +149,17 @@ TEST_P(RangeSchedules, StatesAreNumberedAsTheyAreLeftBehind) {
       }
     }
     ASSERT_EQ(p.places.back().entered_states, states) << seed;
-    ASSERT_EQ(p.num_shared, num_shared) << seed;
+    ASSERT_EQ(p.num_shared.sets, num_shared) << seed;
     int32_t most = 0;
     for (const RowSet& set : p.sets) most = std::max(most, set.num_leaves);
     for (size_t i = 0; i < p.ranges.size(); ++i) {
       ASSERT_LE(p.places[i + 1].entered_states - p.places[i].entered_states, max_states(most))
           << seed;
     }
+    ASSERT_LE(p.places.back().entered_states,
+              max_states(num_owned(p.shape), p.counts.sets, most) +
+                  (p.shape.claims > 0 ? kMaxClaimed * num_owned(p.shape) : 0))
+        << seed;
   }
 }
 
@@ -166,7 +171,7 @@ TEST_P(RangeSchedules, EveryRowIsInOneTileOrSet) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
     const Planned p(rng, 1 + static_cast<int32_t>(rng() % 132));
     std::vector<int32_t> in_tiles(p.kv_len.size()), in_sets(p.kv_len.size());
-    for (int32_t i = 0; i < p.num_tiles; ++i) {
+    for (int32_t i = 0; i < p.num_tiles.tiles; ++i) {
       const RowSet& tile = p.tiles[static_cast<size_t>(i)];
       ASSERT_EQ(tile.row_begin % kTileRows, 0) << seed;
       ASSERT_LE(tile.num_rows, kTileRows) << seed;
@@ -185,9 +190,25 @@ TEST_P(RangeSchedules, EveryRowIsInOneTileOrSet) {
       ASSERT_EQ(in_tiles[r] + in_sets[r], rows) << seed << ", request " << r;
       ASSERT_TRUE(in_tiles[r] == 0 || in_sets[r] == 0) << seed << ", request " << r;
     }
-    with_tiles += p.num_tiles > 0;
+    with_tiles += p.num_tiles.tiles > 0;
+    ASSERT_GE(p.num_tiles.blocks, 1) << seed;
+    ASSERT_LE(p.num_tiles.blocks, p.shape.tile_blocks) << seed;
+    if (p.counts.leaves == 0) {
+      ASSERT_EQ(p.num_tiles.blocks, p.shape.tile_blocks) << seed;
+    }
   }
   EXPECT_GT(with_tiles, 20);
+}
+
+/** A chunk of a prefill beside many decodes leaves them multiprocessors; beside few, or none, not.
+ */
+TEST(RangeSchedule, TilesLeaveRoomForReads) {
+  RangeShape shape{4, 16, 132, 0, 132, 8};
+  const TileLoad chunk{16 * 67, 68};  // 512 tokens on 8192 keys
+  EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 63 * 32), 64);
+  EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 1), 128);
+  EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 0), 132);
+  EXPECT_EQ(choose_tile_blocks(shape, {}, 0, 63 * 32), 132);
 }
 
 /** Each range is a block's own or claimed, once; what is claimed comes after a share of what is
