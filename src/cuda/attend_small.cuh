@@ -60,6 +60,7 @@ __global__ void ATTNFOLD_BOUNDS(Shape) attend_small(const __grid_constant__ Atte
   const uint32_t shared = shared_address(memory);
   const int32_t kv_head = static_cast<int32_t>(blockIdx.x);
   const Range* const from = a.schedule.ranges + blockIdx.y * (a.shape.claims + 1);
+  if (has_no_work(a, from)) return;
   Range range;
   if constexpr (Shape::kRowTiles == 1) range = load_from_l2(from);  // there are registers for it
   init_shared<Shape>(shared, a.problem.head_dim_vo);

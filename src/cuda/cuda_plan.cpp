@@ -59,8 +59,11 @@ class CudaPlan final : public AnyPlan {
   const char* numerics_id() const override { return row_->numerics_id; }
 
  private:
-  Status choose_kernel();
+  /** One new token per request, unless the maxima leave room for more. */
+  bool only_decodes() const { return given_.max_qo_rows <= given_.max_batch; }
+  Status choose_row();
   Status choose_large_kernel();
+  void choose_small_kernel();
   Status reserve(const attnfold_execution& execution);
   Status load_kernels();
   int64_t max_leaves() const;
@@ -102,15 +105,14 @@ Status CudaPlan::create(const attnfold_problem* problem, const attnfold_executio
   ATTNFOLD_RETURN_IF_ERROR(validate_problem(problem, &given_, &problem_));
   ATTNFOLD_RETURN_IF_ERROR(choose_device(execution, &device_));
   const CurrentDevice current(device_);
-  ATTNFOLD_RETURN_IF_ERROR(choose_kernel());
+  ATTNFOLD_RETURN_IF_ERROR(choose_row());
   ATTNFOLD_RETURN_IF_ERROR(choose_large_kernel());
+  choose_small_kernel();
   ATTNFOLD_RETURN_IF_ERROR(reserve(execution));
   return load_kernels();
 }
 
-/** The instantiation with the fewest rows and elements that hold the problem's.  None of this
- * changes a bit. */
-Status CudaPlan::choose_kernel() {
+Status CudaPlan::choose_row() {
   std::string reasons;
   for (int i = 0; i < kNumKernelRows; ++i) {
     const std::string why = why_row_rejects(kernel_row(i), given_);
@@ -121,10 +123,18 @@ Status CudaPlan::choose_kernel() {
     return {ATTNFOLD_UNSUPPORTED,
             "problem: expected one that a kernel row serves; nearest: " + reasons};
   kernels_ = row_->dtype == DType::bf16 ? kernels_bf16() : kernels_f16();
-  // One new token per request, unless the maxima leave room for more.
-  const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
+  return {};
+}
+
+/** The instantiation with the fewest rows and elements that hold the problem's.  None of this
+ * changes a bit. */
+void CudaPlan::choose_small_kernel() {
   shape_.group_size = problem_.group_size;
-  shape_.set_rows = choose_set_rows(problem_.group_size, only_decodes);
+  // A tile and a leaf take wgmma's kernel no longer than a row set and a leaf, the other thrice.
+  // Ragged keys may come without what the copy engine has to know of them: then there are no tiles.
+  const bool few = takes_boxes_ && !problem_.ragged;
+  shape_.set_rows = choose_set_rows(problem_.group_size, only_decodes(), few);
+  shape_.fewest_tile_rows = few ? shape_.set_rows : 2 * shape_.set_rows;
   const int32_t tiles = shape_.set_rows <= 8 ? 1 : 2;
   const SmallKernel* best = nullptr;
   for (int32_t i = 0; i < kernels_.num_small; ++i) {
@@ -133,15 +143,13 @@ Status CudaPlan::choose_kernel() {
       best = &k;
   }
   small_ = *best;
-  return {};
 }
 
 /** The large-row kernel, where a call may have many rows: that of wgmma, or else that of mma.sync,
  * if one of them serves the problem here.  The small-row kernel has the same bits, and answers
  * everything else. */
 Status CudaPlan::choose_large_kernel() {
-  const bool only_decodes = given_.max_qo_rows <= given_.max_batch;
-  if (only_decodes || given_.max_kv_len == 0 || problem_.score_scale <= 0.0f) return {};
+  if (only_decodes() || given_.max_kv_len == 0 || problem_.score_scale <= 0.0f) return {};
   const bool is_bf16 = row_->dtype == DType::bf16;
   const bool boxes = problem_.ragged || problem_.page_size % kBoxKeys == 0;
   if (boxes && problem_.softcap == 0.0f && has_tensor_maps()) {

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
     fold_runs(const __grid_constant__ FoldArgs args) {
   const AttendArgs& a = args.attend;
   let_next_kernel_start();
+  if (has_no_tasks(a)) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t width = a.problem.head_dim_vo, slices = (width + 127) / 128;
   // The schedule was complete before the kernel that this one waits for began.

@@ -25,6 +25,11 @@ __device__ __forceinline__ void wait_for_states(const AttendArgs& a) {
   if (a.claimed && blockIdx.x == 0 && threadIdx.x == 0) *a.claimed = 0;
 }
 
+/** Whether this block has nothing to do, not even to wait: one waits for all. */
+__device__ __forceinline__ bool has_no_tasks(const AttendArgs& a) {
+  return blockIdx.x > 0 && __ldcg(&a.schedule.num_shared->sets) == 0;
+}
+
 /** Some elements of a state, and its m and l. */
 template <int kElements>
 struct PartState {
@@ -224,6 +229,7 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
   RangePlace* places = reinterpret_cast<RangePlace*>(memory);  // [num_ranges + 1]
   const AttendArgs& a = args.attend;
   let_next_kernel_start();
+  if (has_no_tasks(a)) return;
   // The schedule was complete before the kernel that this one waits for began.
   for (int i = static_cast<int>(threadIdx.x); i <= a.shape.num_ranges; i += kFoldThreads)
     places[i] = load_from_l2(a.schedule.places + i);

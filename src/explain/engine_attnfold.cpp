@@ -150,7 +150,7 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
   const int64_t asked = question.switches.attnfold_workers;
   RangeShape shape{};
   shape.group_size = p.qo_heads / p.kv_heads;
-  shape.set_rows = choose_set_rows(shape.group_size, decodes_only(question));
+  shape.set_rows = choose_set_rows(shape.group_size, decodes_only(question), false);
   if (asked <= 0 && !decodes_only(question)) shape.rounds = kTileRounds;
   const int32_t owned =
       asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)

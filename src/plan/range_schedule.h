@@ -53,6 +53,7 @@ struct RangeShape {
   int32_t kv_heads = 1;
   int32_t claims = 0;  // ranges to claim after each that a block owns; num_ranges counts both
   int32_t rounds = 1;  // of blocks beside tiles; without tiles only the first has ranges
+  int32_t fewest_tile_rows = 0;  // requests with more rows may take tiles
 };
 
 /** Ranges that blocks own: every (claims + 1)th. */
@@ -66,9 +67,11 @@ constexpr int32_t kLongShare = 25;      // leaves: of large problems' ranges
 constexpr int32_t kVeryLongShare = 80;  // what claims leave behind costs more than they gain
 constexpr int32_t kShortSet = 4;        // leaves of a row set that is rarely cut
 
-/** Rows of a set: a token's, where every request has one new token. */
-ATTNFOLD_HD constexpr int32_t choose_set_rows(int32_t group_size, bool only_decodes) {
-  return only_decodes && group_size < kMaxSetRows ? group_size : kMaxSetRows;
+/** Rows of a set: a token's, where every request has one new token; `few`, where tiles of wgmma
+ * serve requests with more. */
+ATTNFOLD_HD constexpr int32_t choose_set_rows(int32_t group_size, bool only_decodes, bool few) {
+  if (only_decodes && group_size < kMaxSetRows) return group_size;
+  return few && group_size <= kMaxSetRows / 2 ? kMaxSetRows / 2 : kMaxSetRows;
 }
 
 /** Blocks of the small-row kernel that an SM holds at once. */
@@ -280,7 +283,7 @@ constexpr int32_t kNoTiles = 0x7fffffff;
 ATTNFOLD_HD inline int32_t fewest_tile_rows(const RangeShape& shape) {
   if (shape.tile_blocks == 0) return kNoTiles;
   if (shape.cut_seed != 0) return static_cast<int32_t>(shape.cut_seed % (2 * kTileRows));
-  return 2 * shape.set_rows;
+  return shape.fewest_tile_rows;
 }
 
 /** Of one request, if it takes tiles. */
@@ -304,8 +307,8 @@ ATTNFOLD_HD inline int32_t tile_limit(const RangeShape& shape, const TileLoad& l
   if (few == kNoTiles || shape.cut_seed != 0) return few;
   if (2 * load.leaves * shape.kv_heads >= static_cast<int64_t>(load.longest) * shape.tile_blocks)
     return few;
-  // 16 rows and a leaf take one multiprocessor 2.1 us, and so do a tile and a leaf.
-  const int32_t many = 16 * shape.tile_blocks / shape.kv_heads;
+  // A row set and a leaf take one multiprocessor about as long as a tile and a leaf.
+  const int32_t many = shape.set_rows * shape.tile_blocks / shape.kv_heads;
   return many > few ? many : few;
 }
 

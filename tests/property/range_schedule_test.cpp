@@ -37,6 +37,7 @@ struct Planned {
     }
     shape.kv_heads = 1 + below(8);
     shape.rounds = 1 + below(4);
+    shape.fewest_tile_rows = below(40);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
     if (below(4) == 0) mask.sink_tokens = below(600);
