@@ -55,9 +55,9 @@ struct MmaShape {
   };
 };
 
-/** Soft-cap, in the log2 domain.  Called: its many instructions are few callers'. */
-static __device__ __noinline__ void cap_scores(Scores& s, float scale, float log2_cap) {
-#pragma unroll 8
+/** Soft-cap, in the log2 domain. */
+__device__ __forceinline__ void cap_scores(Scores& s, float scale, float log2_cap) {
+#pragma unroll
   for (int i = 0; i < kLeafScores; ++i) s[i] = tanh_f32(s[i] * scale) * log2_cap;
 }
 
@@ -81,7 +81,8 @@ __device__ __forceinline__ void init_mma(uint32_t shared, int32_t head_dim) {
   __syncthreads();
 }
 
-template <class Shape, class T>
+/** kModified: scores may be capped, or have a bias. */
+template <class Shape, class T, bool kModified>
 class MmaWarp {
  public:
   __device__ __forceinline__ MmaWarp(const LargeArgs& args_in, uint32_t shared_in, int warp_in,
@@ -333,15 +334,12 @@ class MmaWarp {
   __device__ __forceinline__ void make_weights(int32_t first_key, bool whole, Scores& s,
                                                float (&m)[2], float (&l)[2], Weights& p) const {
     float c = a.problem.score_scale;
-    if (a.problem.softcap != 0.0f) {
-      Scores capped;
-      memcpy(capped, s, sizeof(s));
-      cap_scores(capped, a.problem.softcap_scale, a.problem.softcap_log2);
-      memcpy(s, capped, sizeof(s));
-      c = 1.0f;
-    }
-    if (a.tensors.alibi_slopes) {
-      add_alibi(a, rows(), first_key, c, s);
+    if constexpr (kModified) {
+      if (a.problem.softcap != 0.0f) {
+        cap_scores(s, a.problem.softcap_scale, a.problem.softcap_log2);
+        c = 1.0f;
+      }
+      if (a.tensors.alibi_slopes) add_alibi(a, rows(), first_key, c, s);
       c = 1.0f;
     }
     bool any[2] = {true, true};
@@ -425,7 +423,7 @@ class MmaWarp {
   HalfState<kElements> chunk;
 };
 
-template <class Shape, class T>
+template <class Shape, class T, bool kModified>
 __global__ void __launch_bounds__(kMmaThreads, 1)
     attend_large_mma(const __grid_constant__ LargeArgs args) {
   if (!has_tiles(args.attend)) return;
@@ -434,8 +432,8 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   init_mma<Shape>(shared, args.attend.problem.head_dim_vo);
   wait_for_previous_kernels();
   let_next_kernel_start();
-  MmaWarp<Shape, T>(args, shared, static_cast<int>(uniform(threadIdx.x / 32)),
-                    static_cast<int>(threadIdx.x % 32))
+  MmaWarp<Shape, T, kModified>(args, shared, static_cast<int>(uniform(threadIdx.x / 32)),
+                               static_cast<int>(threadIdx.x % 32))
       .run();
 }
 

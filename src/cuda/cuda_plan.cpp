@@ -198,11 +198,9 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   if (large_.dim > 0 && (problem_.ragged || given_.num_pages > 0)) {
     shape_.tile_blocks =
         execution.num_workers ? std::min(execution.num_workers, num_sms_) : num_sms_;
-    if (!execution.num_workers) shape_.rounds = kTileRounds;
   }
-  const int32_t owned = execution.num_workers
-                            ? std::max(workers / problem_.kv_heads, 1)
-                            : choose_num_ranges(workers, problem_.kv_heads) * shape_.rounds;
+  const int32_t owned = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
+                                              : choose_num_ranges(workers, problem_.kv_heads);
   const int64_t max_sets =
       static_cast<int64_t>(given_.max_batch) +
       static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
@@ -210,8 +208,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
     return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits",
                    given_.max_qo_rows);
   }
-  shape_.claims = choose_claims(owned, shape_.rounds, max_sets * max_leaves(), max_leaves(),
-                                shape_.cut_seed != 0);
+  shape_.claims = choose_claims(owned, max_sets * max_leaves(), max_leaves(), shape_.cut_seed != 0);
   shape_.num_ranges = owned * (shape_.claims + 1);
   if (shape_.claims > 0) small_.attend = small_.attend_claiming;
   const int64_t states =
@@ -273,8 +270,9 @@ Status CudaPlan::load_kernels() {
   };
   ATTNFOLD_RETURN_IF_CUDA_ERROR(set(small_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(small_.shared_bytes)));
-  if (large_.dim > 0) {
-    ATTNFOLD_RETURN_IF_CUDA_ERROR(set(large_.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  for (const void* kernel : {large_.attend, large_.attend_modified}) {
+    if (!kernel) continue;
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(set(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(large_.shared_bytes)));
   }
   // An SM holds blocks of both kernels at once only if they divide its memory alike.
@@ -390,7 +388,9 @@ Status CudaPlan::launch_both(const AttendArgs& args, const cudaLaunchConfig_t& c
   first.blockDim = dim3(static_cast<unsigned>(large_.threads));
   first.dynamicSmemBytes = large_.shared_bytes;
   void* parameters[] = {&large};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, large_.attend, parameters));
+  const bool modified = problem_.softcap != 0.0f || args.tensors.alibi_slopes;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(
+      cudaLaunchKernelExC(&first, modified ? large_.attend_modified : large_.attend, parameters));
   AttendArgs beside = args;
   beside.beside_tiles = true;
   return launch_small(beside, config, true);

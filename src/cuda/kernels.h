@@ -31,12 +31,12 @@ struct FoldKernel {
   const void* runs;             // fold_runs
 };
 
-/** One instantiation of attend_large. */
+/** One instantiation of attend_large, or two of attend_large_mma. */
 struct LargeKernel {
   int32_t dim;
   int32_t threads;
   size_t shared_bytes;
-  const void* attend;
+  const void *attend, *attend_modified;  // the second for scores that are capped, or have a bias
 };
 struct LargeKernelList {
   const LargeKernel* large;

@@ -6,8 +6,8 @@ namespace {
 template <int kDim>
 LargeKernel large_kernel() {
   using Shape = LargeShape<kDim>;
-  return {kDim, kLargeThreads, sizeof(typename Shape::Shared),
-          reinterpret_cast<const void*>(&attend_large<Shape, ATTNFOLD_ELEMENT>)};
+  const void* kernel = reinterpret_cast<const void*>(&attend_large<Shape, ATTNFOLD_ELEMENT>);
+  return {kDim, kLargeThreads, sizeof(typename Shape::Shared), kernel, kernel};
 }
 
 }  // namespace

@@ -7,7 +7,8 @@ template <int kDim, int kStages>
 LargeKernel large_mma_kernel() {
   using Shape = MmaShape<kDim, kStages>;
   return {kDim, kMmaThreads, sizeof(typename Shape::Shared),
-          reinterpret_cast<const void*>(&attend_large_mma<Shape, ATTNFOLD_ELEMENT>)};
+          reinterpret_cast<const void*>(&attend_large_mma<Shape, ATTNFOLD_ELEMENT, false>),
+          reinterpret_cast<const void*>(&attend_large_mma<Shape, ATTNFOLD_ELEMENT, true>)};
 }
 
 }  // namespace

@@ -253,12 +253,11 @@ __device__ __forceinline__ void load_range(const AttendArgs& a, uint32_t shared,
   }
 }
 
-/** Rows without a key, dealt to all blocks of the first round. */
+/** Rows without a key, dealt to all blocks. */
 template <class T>
 __device__ __forceinline__ void write_empty_rows(const AttendArgs& a, int thread) {
   const int64_t count = static_cast<int64_t>(a.schedule.counts->empty_sets) * a.problem.kv_heads;
-  const int64_t blocks = int64_t{gridDim.x} * (gridDim.y / a.shape.rounds);
-  if (blockIdx.y >= gridDim.y / a.shape.rounds) return;
+  const int64_t blocks = int64_t{gridDim.x} * gridDim.y;
   for (int64_t i = int64_t{blockIdx.y} * gridDim.x + blockIdx.x; i < count; i += blocks) {
     const RowSet& set = a.schedule.sets[a.schedule.max_sets - 1 - i / a.problem.kv_heads];
     for (int row = 0; row < set.num_rows; ++row) {

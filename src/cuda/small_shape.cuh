@@ -104,12 +104,10 @@ __device__ __forceinline__ void wait_to_end(const AttendArgs& a) {
     wait_for_previous_kernels();
 }
 
-/** Whether a block that begins in a later round, if any, has nothing to do.  It is none of the
- * first round, which write rows without keys, nor the last, which waits for the tiles. */
+/** Whether a block beside tiles has nothing to do, not even to wait for them. */
 __device__ __forceinline__ bool has_no_work(const AttendArgs& a, const Range* range) {
-  if (!a.beside_tiles || blockIdx.y < gridDim.y / a.shape.rounds || blockIdx.y == gridDim.y - 1)
-    return false;
-  return __ldcg(&range->num_leaves) == 0;
+  if (!a.beside_tiles || (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1)) return false;
+  return __ldcg(&range->num_leaves) == 0 && __ldcg(&a.schedule.counts->empty_sets) == 0;
 }
 
 /** A worker's way along its range, leaf by leaf. */
