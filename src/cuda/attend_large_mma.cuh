@@ -61,6 +61,65 @@ __device__ __forceinline__ void cap_scores(Scores& s, float scale, float log2_ca
   for (int i = 0; i < kLeafScores; ++i) s[i] = tanh_f32(s[i] * scale) * log2_cap;
 }
 
+// What follows is called, not inlined: once a tile, so that it does not lie between what every leaf
+// runs.
+
+__device__ __forceinline__ int32_t word_of_tile(uint32_t at, size_t offset) {
+  return static_cast<int32_t>(load_shared_word(at + static_cast<uint32_t>(offset)));
+}
+
+/** Notes pair `index` at `to` in shared memory; returns its leaves. */
+static __device__ __noinline__ int32_t note_mma_tile(const AttendArgs& a, int32_t index,
+                                                     uint32_t to, int warp, int lane) {
+  const TilePair pair = pair_at(a, index);
+  const MmaTile note{pair.set, pair.kv_head, keys_of_rows(a, pair.set, warp * kMmaRows, kMmaRows),
+                     keys_of_rows(a, pair.set, 0, kTileRows)};
+  const int32_t* words = reinterpret_cast<const int32_t*>(&note);
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int w = 0; w < static_cast<int>(sizeof(MmaTile) / 4); ++w)
+      store_shared(to + 4 * w, static_cast<uint32_t>(words[w]));
+  }
+  __syncwarp();
+  return pair.set.num_leaves;
+}
+
+/** Writes the warp's rows of a tile that sees no keys. */
+template <class T, int kDim>
+static __device__ __noinline__ void write_empty_tile(const AttendArgs& a, int32_t index, int warp,
+                                                     int lane) {
+  const TilePair pair = pair_at(a, index);
+  if (warp * kMmaRows >= pair.set.num_rows) return;
+  HalfState<kDim / 2> nothing;
+  nothing.clear();
+  write_warp_rows<T>(a, pair.set, pair.kv_head, warp * kMmaRows, lane, nothing,
+                     a.problem.head_dim_vo);
+}
+
+/** Copies the warp's rows of q of the tile that is noted at `note`. */
+template <class Shape>
+static __device__ __noinline__ void copy_mma_queries(const AttendArgs& a, uint32_t note, int warp,
+                                                     int lane, uint32_t to) {
+  RowSet set{};
+  set.row_begin = word_of_tile(note, offsetof(MmaTile, set.row_begin));
+  set.num_rows = word_of_tile(note, offsetof(MmaTile, set.num_rows));
+  set.q_token = word_of_tile(note, offsetof(MmaTile, set.q_token));
+  copy_queries<Shape, kMmaRows, 32>(a, set, word_of_tile(note, offsetof(MmaTile, kv_head)),
+                                    warp * kMmaRows, lane, to);
+}
+
+/** fold_by_token() of the leaf whose values are at `v`. */
+template <class Shape, class T>
+static __device__ __noinline__ void fold_mma_by_token(const AttendArgs& a, WarpRows rows,
+                                                      int32_t first_key, const Weights& p,
+                                                      LeafFold fold, uint32_t v,
+                                                      float (&o)[Shape::kDim / 2]) {
+  fold_by_token<T, Shape::kDim>(
+      a, rows, first_key, p, fold,
+      [&](int key, int chunk16) { return v + chunk_offset<Shape::kPitch>(key, chunk16); }, o);
+}
+
 template <class Shape>
 __device__ __forceinline__ void init_mma(uint32_t shared, int32_t head_dim) {
   if (threadIdx.x == 0) {
@@ -116,8 +175,8 @@ class MmaWarp {
     return shared + ATTNFOLD_SHARED(tiles) +
            (warp * Shape::kTiles + number % Shape::kTiles) * static_cast<uint32_t>(sizeof(MmaTile));
   }
-  __device__ __forceinline__ int32_t word_of(int32_t number, size_t offset) const {
-    return static_cast<int32_t>(load_shared_word(tile_at(number) + static_cast<uint32_t>(offset)));
+  __device__ __forceinline__ int32_t word_of(int32_t of, size_t offset) const {
+    return word_of_tile(tile_at(of), offset);
   }
   __device__ __forceinline__ int32_t tile_word(size_t offset) const {
     return word_of(tile, offset);
@@ -128,40 +187,19 @@ class MmaWarp {
 
   /** Goes to the block's next tile with leaves, and notes it; rows of those without are written. */
   __device__ __forceinline__ void enter_tile() {
-    while (true) {
-      const int32_t index = walk.next();
-      if (index < 0) {
-        next_leaves = 0;
-        return;
-      }
-      const TilePair pair = pair_at(a, index);
-      if (pair.set.num_leaves > 0) {
-        note_tile(pair);
-        next_leaves = pair.set.num_leaves;
+    next_leaves = 0;
+    for (int32_t index = walk.next(); index >= 0; index = walk.next()) {
+      next_leaves = note_mma_tile(a, index, tile_at(entered), warp, lane);
+      if (next_leaves > 0) {
+        ++entered;
         number = 0;
         find_next();
         return;
       }
-      if (warp * kMmaRows < pair.set.num_rows) {
-        HalfState<kElements> nothing;
-        nothing.clear();
-        write_warp_rows<T>(a, pair.set, pair.kv_head, warp * kMmaRows, lane, nothing,
-                           a.problem.head_dim_vo);
-      }
+      write_empty_tile<T, Shape::kDim>(a, index, warp, lane);
     }
   }
-  __device__ __forceinline__ void note_tile(const TilePair& pair) {
-    MmaTile note{pair.set, pair.kv_head, keys_of_rows(a, pair.set, warp * kMmaRows, kMmaRows),
-                 keys_of_rows(a, pair.set, 0, kTileRows)};
-    const int32_t* words = reinterpret_cast<const int32_t*>(&note);
-    const uint32_t to = tile_at(entered++);
-    if (lane == 0) {
-#pragma unroll
-      for (int w = 0; w < static_cast<int>(sizeof(MmaTile) / 4); ++w)
-        store_shared(to + 4 * w, static_cast<uint32_t>(words[w]));
-    }
-    __syncwarp();
-  }
+
   /** Where this lane's key of the next leaf is. */
   __device__ __forceinline__ void find_next() {
     const int32_t of = entered - 1;
@@ -206,13 +244,8 @@ class MmaWarp {
     asked_v.next();
   }
   /** Asks for this warp's rows of q of tile `of`. */
-  __device__ __forceinline__ void ask_queries(int32_t of) {
-    RowSet set{};
-    set.row_begin = word_of(of, offsetof(MmaTile, set.row_begin));
-    set.num_rows = word_of(of, offsetof(MmaTile, set.num_rows));
-    set.q_token = word_of(of, offsetof(MmaTile, set.q_token));
-    copy_queries<Shape, kMmaRows, 32>(a, set, word_of(of, offsetof(MmaTile, kv_head)),
-                                      warp * kMmaRows, lane, q_at());
+  __device__ __forceinline__ void ask_queries(int32_t of) const {
+    copy_mma_queries<Shape>(a, tile_at(of), warp, lane, q_at());
     barrier_arrive_after_copies(shared + ATTNFOLD_SHARED(full_q) + 8 * warp);
   }
   __device__ __forceinline__ uint32_t q_at() const {
@@ -293,9 +326,12 @@ class MmaWarp {
       if (whole || !odd) {
         fold_values(p, fold);
       } else {
-        fold_by_token<T, Shape::kDim>(
-            a, rows(), first_key, p, fold, [&](int key, int i) { return v_chunk(key, i); },
-            chunk.o);
+        float o[kElements];  // so that only this path has them in memory
+        memcpy(o, chunk.o, sizeof(o));
+        Weights p_copy;
+        memcpy(p_copy, p, sizeof(p));
+        fold_mma_by_token<Shape, T>(a, rows(), first_key, p_copy, fold, v_chunk(0, 0), o);
+        memcpy(chunk.o, o, sizeof(o));
       }
     }
     arrive_warp(shared + ATTNFOLD_SHARED(empty_v) + 8 * values.stage, lane);
