@@ -30,8 +30,6 @@ __global__ void __launch_bounds__(kLargeThreads, 1)
   const int group = static_cast<int>(uniform(threadIdx.x / kWarpgroup)),
             warp = static_cast<int>(uniform(threadIdx.x / 32 % 4)),
             lane = static_cast<int>(threadIdx.x % 32);
-  wait_for_previous_kernels();
-  let_next_kernel_start();
   if (group == kLoadsGroup) {
     give_registers<kLoadsRegisters>();
     load_large<Shape, T>(args, shared, warp, lane);

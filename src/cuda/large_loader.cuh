@@ -2,6 +2,9 @@
 // copy, by the tensor copy engine; warps 2 and 3 bring queries, a half of the tile's rows each.
 // Warp 2 says ahead of time what the others need to know of a tile.
 //
+// What the last update left behind is read at once; keys, values and queries after those have
+// waited for the kernels before this one who ask for them.  All else waits for these three.
+//
 // Keys and values of a leaf take a warp some 250 instructions and more of a leaf's time than not:
 // what is added here costs at once.
 #pragma once
@@ -152,6 +155,7 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
   ValueCheck<Shape, T> check;
   BoxWalk boxes(a, places, lane);
   TileReader<Shape> tile(shared);
+  bool waited = false;  // for the kernels before this one
   for (;; tile.free(lane)) {
     tile.wait();
     if (tile.word(offsetof(TileNote, is_none))) break;
@@ -168,6 +172,8 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
     }
     boxes.begin(tile);
     boxes.go_to(leaf_of(set, 0) * kLeaf, true);
+    if (!waited) wait_for_previous_kernels();
+    waited = true;
     const size_t mine = sizeof(RowsKeys) * (kValues ? kTileHalves : lane % kTileHalves);
     const RowsKeys half = {tile.keys(offsetof(TileNote, keys[0].any) + mine),
                            tile.keys(offsetof(TileNote, keys[0].all) + mine)};
@@ -305,6 +311,7 @@ __device__ __forceinline__ void load_rows(const AttendArgs& a, uint32_t shared, 
                  full = shared + ATTNFOLD_SHARED(full_q) + 8 * half;
   TileWalk walk(a);
   TileReader<Shape> tile(shared);
+  bool waited = false;
   for (uint32_t i = 0;; ++i) {
     if (half == 0) write_tile(a, shared, tile, walk.next(), lane);
     tile.wait();
@@ -319,6 +326,11 @@ __device__ __forceinline__ void load_rows(const AttendArgs& a, uint32_t shared, 
     } else {
       tile.free(lane);
     }
+    if (!waited) {
+      wait_for_previous_kernels();
+      if (half == 0) let_next_kernel_start();
+    }
+    waited = true;
     // Two lanes for each row, a chunk of 16 bytes in turn; first into L2, while the rows of the
     // tile before are in use.
     const auto row_at = [&](int row, bool* valid) {
