@@ -257,7 +257,7 @@ TEST(ThreadPool, ThreadsSleepBetweenCalls) {
   EXPECT_LT(cpu_ms() - before, 30) << "of 300 ms, on all threads together";
 }
 
-TEST(ThreadPool, AChildOfAForkHasItsOwn) {
+TEST(ThreadPoolFork, AChildHasItsOwn) {
   if (!ATTNFOLD_FORKS_WITH_THREADS) GTEST_SKIP() << "ThreadSanitizer allows no threads in a child";
   Counted work({9, 4});
   ASSERT_TRUE(work.run(4));
@@ -265,7 +265,7 @@ TEST(ThreadPool, AChildOfAForkHasItsOwn) {
   EXPECT_TRUE(work.run(4));
 }
 
-TEST(ThreadPool, AForkWhileOthersCallLeavesNoLockBehind) {
+TEST(ThreadPoolFork, LeavesNoLockBehindWhileOthersCall) {
   if (!ATTNFOLD_FORKS_WITH_THREADS) GTEST_SKIP() << "ThreadSanitizer allows no threads in a child";
   std::atomic<bool> done{false};
   std::vector<std::thread> callers;
@@ -286,7 +286,7 @@ TEST(ThreadPool, AForkWhileOthersCallLeavesNoLockBehind) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST(ThreadPool, AChildExitsInOrder) {
+TEST(ThreadPoolFork, AChildExitsInOrder) {
   if (!ATTNFOLD_FORKS_WITH_THREADS) GTEST_SKIP() << "ThreadSanitizer allows no threads in a child";
   Counted work({9, 4});
   ASSERT_TRUE(work.run(4));
@@ -301,7 +301,7 @@ TEST(ThreadPool, AChildExitsInOrder) {
   }
 }
 
-TEST(ThreadPool, AThreadThatIsRefusedIsDoneWithout) {
+TEST(ThreadPoolFork, AThreadThatIsRefusedIsDoneWithout) {
   if (!ATTNFOLD_FORKS_WITH_THREADS) GTEST_SKIP() << "ThreadSanitizer allows no threads in a child";
   constexpr int kNoLimit = 77;  // of threads, is to be had here
   constexpr uid_t kUser = 64123;
