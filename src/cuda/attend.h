@@ -20,10 +20,11 @@ struct AttendArgs {
   KvSteps k_steps, v_steps;
   RangeShape shape;
   RangeSchedule schedule;
-  int32_t page_shift;  // page_size is 2^page_shift, or it is -1
-  float* states;       // [states, kv_heads, set_rows, head_dim_vo + 4]: o, m, l, begins, 0
-  uint32_t* claimed;   // (range, kv head) pairs claimed so far, where there may be some
-  bool beside_tiles;   // the kernel before the small-row one is a large-row one
+  int32_t page_shift;    // page_size is 2^page_shift, or it is -1
+  float* states;         // [states, kv_heads, set_rows, head_dim_vo + 4]: o, m, l, begins, 0
+  uint32_t* claimed;     // (range, kv head) pairs claimed so far, where there may be some
+  uint32_t* tiles_done;  // warps of a large-row kernel beside the others that have written all rows
+  bool beside_tiles;     // the kernel before the small-row one is a large-row one
 };
 
 /** In the second kernel (cuda/fold_states.cuh), 2^log_lanes lanes fold a super-chunk; a task is a

@@ -164,6 +164,7 @@ class MmaWarp {
     }
 #pragma unroll 1
     for (; tile < entered; ++tile) answer_tile();
+    report_rows(a, lane);
   }
 
  private:

@@ -73,6 +73,7 @@ class CudaPlan final : public AnyPlan {
   Status launch_fold(const AttendArgs& args, int64_t shared, cudaLaunchConfig_t config) const;
   uint32_t* claimed_counter(const void* workspace) const;
   bool serves_tiles(int64_t num_kv_rows) const;
+  int64_t most_shared_sets() const;
   Status check_updated() const;
   Status read_schedule(HostSchedule* out) const;
 
@@ -85,10 +86,10 @@ class CudaPlan final : public AnyPlan {
   KernelList kernels_{};
   int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
-  // Runs that share a workspace follow one another, so that each workspace has a counter of claimed
-  // ranges, which the second kernel sets back.  Workspaces beyond the 64th hold their own, and an
-  // operation before the first kernel does that.
-  static constexpr size_t kCounters = 64, kCounterStride = 32;  // of 4 bytes
+  // Runs that share a workspace follow one another, so that each workspace has counters, of claimed
+  // ranges and of tiles, which the second kernel sets back.  Workspaces beyond the 64th hold their
+  // own, and an operation before the first kernel does that.
+  static constexpr size_t kCounters = 64, kCounterStride = 32, kCounts = 2;  // of 4 bytes
   mutable std::array<std::atomic<const void*>, kCounters> workspaces_{};
   uint32_t* counters_ = nullptr;
   size_t own_counter_ = 0;  // where it is in a workspace
@@ -225,7 +226,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
                                            static_cast<size_t>(tile_total_floats(large_.dim))) *
                      sizeof(float);
   own_counter_ = workspace_bytes_;
-  if (shape_.claims > 0) workspace_bytes_ += 16;
+  if (shape_.claims > 0 || shape_.tile_blocks > 0) workspace_bytes_ += 16;
 
   size_t bytes = 0;
   const auto place = [&](size_t size) {
@@ -307,7 +308,7 @@ Status CudaPlan::update(const attnfold_lengths* given, void* stream) {
   return {};
 }
 
-/** The counter for this workspace, or null where there are too many. */
+/** The counters for this workspace, or null where there are too many. */
 uint32_t* CudaPlan::claimed_counter(const void* workspace) const {
   for (size_t i = 0; i < kCounters; ++i) {
     const void* of = nullptr;  // who comes first takes it
@@ -440,14 +441,16 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   config.attrs = &overlap;
   config.numAttrs = 1;
   const CurrentDevice current(device_);
-  if (shape_.claims > 0) args.claimed = claimed_counter(workspace);
-  const bool overlaps = shape_.claims == 0 || args.claimed;
+  const bool tiles = serves_tiles(num_kv_rows_), counts = shape_.claims > 0 || tiles;
+  if (counts) args.claimed = claimed_counter(workspace);
+  const bool overlaps = !counts || args.claimed;
   if (!overlaps) {
     args.claimed = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + own_counter_);
     ATTNFOLD_RETURN_IF_CUDA_ERROR(
-        cudaMemsetAsync(args.claimed, 0, sizeof(uint32_t), config.stream));
+        cudaMemsetAsync(args.claimed, 0, kCounts * sizeof(uint32_t), config.stream));
   }
-  if (!serves_tiles(num_kv_rows_)) return launch_small(args, config, overlaps);
+  if (!tiles) return launch_small(args, config, overlaps);
+  if (most_shared_sets() > 0) args.tiles_done = args.claimed + 1;
   return launch_both(args, config, overlaps);
 }
 
@@ -463,6 +466,17 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   first.dynamicSmemBytes = small_.shared_bytes;
   void* parameters[] = {const_cast<AttendArgs*>(&args)};
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, small_.attend, parameters));
+  const int64_t shared = most_shared_sets();
+  if (shared == 0) return {};
+  const Status status = launch_fold(args, shared, config);
+  if (!status.ok() && args.claimed) {  // nobody else sets them back
+    cudaMemsetAsync(args.claimed, 0, kCounts * sizeof(uint32_t), config.stream);
+  }
+  return status;
+}
+
+/** Row sets of a step that several ranges may share, about; 0: none at all. */
+int64_t CudaPlan::most_shared_sets() const {
   // Where a token is a row set of its own, no request's last set is a part of one.
   const int64_t token_rows = static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size;
   const int64_t sets = shape_.group_size == shape_.set_rows
@@ -470,13 +484,7 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
                            : lengths_.batch + token_rows / shape_.set_rows;
   // What is claimed lies at the end of an owned range, mostly in the row set in which that ends.
   const int64_t cuts = num_owned(shape_) - (shape_.claims > 0 ? 0 : 1);
-  const int64_t shared = std::min<int64_t>({cuts, sets, schedule_.max_sets});
-  if (shared == 0) return {};
-  const Status status = launch_fold(args, shared, config);
-  if (!status.ok() && args.claimed) {  // nobody else sets it back
-    cudaMemsetAsync(args.claimed, 0, sizeof(uint32_t), config.stream);
-  }
-  return status;
+  return std::min<int64_t>({cuts, sets, schedule_.max_sets});
 }
 
 Status CudaPlan::read_schedule(HostSchedule* out) const {

@@ -16,11 +16,7 @@ namespace attnfold::cuda {
 constexpr int kRunBatch = 4;  // states of a lane that are on their way together
 
 template <class T>
-__global__ void __launch_bounds__(kFoldThreads, 8)
-    fold_runs(const __grid_constant__ FoldArgs args) {
-  const AttendArgs& a = args.attend;
-  let_next_kernel_start();
-  if (has_no_tasks(a)) return;
+__device__ __forceinline__ void fold_all_runs(const AttendArgs& a) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t width = a.problem.head_dim_vo, slices = (width + 127) / 128;
   // The schedule was complete before the kernel that this one waits for began.
@@ -93,6 +89,16 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
     task += blocks * (kFoldThreads / 32);
     if (task >= num_tasks) return;
   }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFoldThreads, 8)
+    fold_runs(const __grid_constant__ FoldArgs args) {
+  const AttendArgs& a = args.attend;
+  let_next_kernel_start();
+  if (has_no_tasks(a)) return;
+  fold_all_runs<T>(a);
+  wait_for_tiles(a);
 }
 
 }  // namespace attnfold::cuda

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/attend.h"
+#include "cuda/large_tiles.cuh"
 #include "cuda/ptx.h"
 #include "cuda/row_state.h"
 
@@ -235,6 +236,7 @@ __global__ void __launch_bounds__(kFoldThreads, 8)
     places[i] = load_from_l2(a.schedule.places + i);
   __syncthreads();
   Folder<T, kElements>(args, places, parts).run();
+  wait_for_tiles(a);
 }
 
 }  // namespace attnfold::cuda

@@ -64,6 +64,7 @@ class RowGroup {
       tile.free(lane);
     }
     if (half == 0) wait_for_turn();  // as often as it was given
+    report_rows(a, lane);
   }
 
  private:

@@ -44,13 +44,35 @@ class TileWalk {
   bool back = false;
 };
 
+/** Blocks that take tiles in this step. */
+__device__ __forceinline__ int32_t busy_tile_blocks(const AttendArgs& a) {
+  const int32_t tiles = __ldcg(&a.schedule.num_tiles->tiles),
+                blocks = __ldcg(&a.schedule.num_tiles->blocks);
+  const int64_t pairs = static_cast<int64_t>(tiles) * a.problem.kv_heads;
+  return pairs < blocks ? static_cast<int32_t>(pairs) : blocks;
+}
+
+/** A warp has written all its rows. */
+__device__ __forceinline__ void report_rows(const AttendArgs& a, int lane) {
+  __threadfence();
+  __syncwarp();
+  if (a.tiles_done && lane == 0) atomicAdd(a.tiles_done, 1u);
+}
+
+/** Waits, in one thread, until all rows of tiles are written, and sets their counter back. */
+__device__ __forceinline__ void wait_for_tiles(const AttendArgs& a) {
+  if (!a.tiles_done || blockIdx.x > 0 || threadIdx.x > 0) return;
+  constexpr uint32_t kRowsOfWarp = 16;
+  const uint32_t warps = static_cast<uint32_t>(busy_tile_blocks(a)) * (kTileRows / kRowsOfWarp);
+  while (load_acquire(a.tiles_done) < warps) {
+  }
+  *a.tiles_done = 0;
+}
+
 /** Whether this block takes tiles.  One that does not has waited for the kernels before this one,
  * as the others will: the next kernel starts when all blocks have, and relies on it. */
 __device__ __forceinline__ bool has_tiles(const AttendArgs& a) {
-  const TileCounts counts{__ldcg(&a.schedule.num_tiles->tiles),
-                          __ldcg(&a.schedule.num_tiles->blocks)};
-  const int64_t pairs = static_cast<int64_t>(counts.tiles) * a.problem.kv_heads;
-  if (static_cast<int32_t>(blockIdx.x) < counts.blocks && blockIdx.x < pairs) return true;
+  if (static_cast<int32_t>(blockIdx.x) < busy_tile_blocks(a)) return true;
   wait_for_previous_kernels();
   return false;
 }

@@ -72,6 +72,13 @@ __device__ __forceinline__ T load_from_l2(const T* from) {
   return r.value;
 }
 
+/** After it, what was written before somebody's fence and the change that this reads is there. */
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
 /** From L2, or zeros if not `valid`, and then nothing is read.  Never a branch: loads that follow
  * each other are on their way together. */
 __device__ __forceinline__ float4 load_or_zeros(const float4* from, bool valid) {

@@ -97,10 +97,10 @@ __device__ __forceinline__ void wait_to_begin(const AttendArgs& a) {
   if (!a.beside_tiles) wait_for_previous_kernels();
 }
 
-/** Waits, in the last block to begin, for the large-row kernel of the same call: who waits for this
- * kernel waits for both. */
+/** Where no second kernel does so: waits, in the last block to begin, for the large-row kernel of
+ * the same call.  Who waits for this kernel waits for both. */
 __device__ __forceinline__ void wait_to_end(const AttendArgs& a) {
-  if (a.beside_tiles && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1)
+  if (a.beside_tiles && !a.tiles_done && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1)
     wait_for_previous_kernels();
 }
 
