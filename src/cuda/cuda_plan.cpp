@@ -199,11 +199,9 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
   if (large_.dim > 0 && (problem_.ragged || given_.num_pages > 0)) {
     shape_.tile_blocks =
         execution.num_workers ? std::min(execution.num_workers, num_sms_) : num_sms_;
-    if (!execution.num_workers) shape_.rounds = kTileRounds;
   }
-  const int32_t owned = execution.num_workers
-                            ? std::max(workers / problem_.kv_heads, 1)
-                            : choose_num_ranges(workers, problem_.kv_heads) * shape_.rounds;
+  const int32_t owned = execution.num_workers ? std::max(workers / problem_.kv_heads, 1)
+                                              : choose_num_ranges(workers, problem_.kv_heads);
   const int64_t max_sets =
       static_cast<int64_t>(given_.max_batch) +
       static_cast<int64_t>(given_.max_qo_rows) * shape_.group_size / shape_.set_rows;
@@ -211,8 +209,7 @@ Status CudaPlan::reserve(const attnfold_execution& execution) {
     return invalid("max_qo_rows", "maxima whose row sets can be counted in 29 bits",
                    given_.max_qo_rows);
   }
-  shape_.claims = choose_claims(owned, shape_.rounds, max_sets * max_leaves(), max_leaves(),
-                                shape_.cut_seed != 0);
+  shape_.claims = choose_claims(owned, max_sets * max_leaves(), max_leaves(), shape_.cut_seed != 0);
   shape_.num_ranges = owned * (shape_.claims + 1);
   if (shape_.claims > 0) small_.attend = small_.attend_claiming;
   const int64_t states =

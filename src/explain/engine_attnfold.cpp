@@ -151,13 +151,11 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
   RangeShape shape{};
   shape.group_size = p.qo_heads / p.kv_heads;
   shape.set_rows = choose_set_rows(shape.group_size, decodes_only(question), false);
-  if (asked <= 0 && !decodes_only(question)) shape.rounds = kTileRounds;
-  const int32_t owned =
-      asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)
-                : choose_num_ranges(static_cast<int32_t>(on_device), p.kv_heads) * shape.rounds;
+  const int32_t owned = asked > 0 ? std::max(static_cast<int32_t>(asked) / p.kv_heads, 1)
+                                  : choose_num_ranges(static_cast<int32_t>(on_device), p.kv_heads);
   const int64_t max_leaves = (int64_t{p.max_kv_len} + kLeaf - 1) / kLeaf;
   const int64_t max_sets = p.max_batch + int64_t{p.max_qo_rows} * shape.group_size / shape.set_rows;
-  shape.claims = choose_claims(owned, shape.rounds, max_sets * max_leaves, max_leaves, false);
+  shape.claims = choose_claims(owned, max_sets * max_leaves, max_leaves, false);
   shape.num_ranges = owned * (shape.claims + 1);
   Mask mask;
   mask.causal = 1;

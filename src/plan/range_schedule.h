@@ -52,7 +52,6 @@ struct RangeShape {
   int32_t tile_blocks = 0;  // blocks that take tiles; 0: there are no tiles
   int32_t kv_heads = 1;
   int32_t claims = 0;  // ranges to claim after each that a block owns; num_ranges counts both
-  int32_t rounds = 1;  // of blocks beside tiles; without tiles only the first one's have ranges
   int32_t fewest_tile_rows = 0;  // requests with more rows may take tiles
 };
 
@@ -96,20 +95,14 @@ inline int32_t choose_num_ranges(int32_t workers, int32_t kv_heads) {
   return best;
 }
 
-/** RangeShape::rounds where there may be tiles: blocks that begin when others end even out that
- * some multiprocessors are free later than others. */
-constexpr int32_t kTileRounds = 2;
-
 constexpr int32_t kMaxClaimed = 32;  // leaves behind an owned range, at most
 
-/** RangeShape::claims for so many owned ranges in so many rounds, where a batch has at most
- * `max_leaves`, and a row set `max_set_leaves`; `any`: whether or not there will be any. */
-inline int32_t choose_claims(int32_t owned, int32_t rounds, int64_t max_leaves,
-                             int64_t max_set_leaves, bool any) {
+/** RangeShape::claims for so many owned ranges, where a batch has at most `max_leaves`, and a row
+ * set `max_set_leaves`; `any`: whether or not there will be any. */
+inline int32_t choose_claims(int32_t owned, int64_t max_leaves, int64_t max_set_leaves, bool any) {
   constexpr int32_t kMost = 5, kMaxRanges = 511;  // the second kernel has room for their places
   if (owned == 1) return 0;
-  const bool some =
-      max_leaves >= int64_t{kLongShare} * (owned / rounds) || max_set_leaves <= kShortSet;
+  const bool some = max_leaves >= int64_t{kLongShare} * owned || max_set_leaves <= kShortSet;
   if (!some && !any) return 0;
   return std::clamp(kMaxRanges / owned - 1, 0, kMost);
 }
@@ -484,8 +477,7 @@ constexpr int kCutRules = 7;
 /** Rule `index`, beside tiles or not; num_ranges = 0 says that it is not to be tried. */
 ATTNFOLD_HD inline CutRule cut_rule(const RowSet* sets, const RangeCounts& n,
                                     const RangeShape& shape, bool tiles, int index) {
-  const int32_t rounds = tiles || num_owned(shape) < shape.rounds ? 1 : shape.rounds;
-  CutRule rule{sets,           n.sets,       n.leaves, num_owned(shape) / rounds, 1, kSuperChunk,
+  CutRule rule{sets,           n.sets,       n.leaves, num_owned(shape), 1, kSuperChunk,
                shape.cut_seed, shape.claims, tiles};
   if (index == 1 || index == 2) {
     const bool small = even_share(rule) <= kSmallShare && shape.cut_seed == 0;

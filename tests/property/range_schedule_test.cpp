@@ -36,7 +36,6 @@ struct Planned {
       shape.num_ranges = (1 + below(60)) * (shape.claims + 1);
     }
     shape.kv_heads = 1 + below(8);
-    shape.rounds = 1 + below(3);
     shape.fewest_tile_rows = below(40);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
