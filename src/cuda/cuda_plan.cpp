@@ -462,10 +462,12 @@ Status CudaPlan::launch_small(const AttendArgs& args, cudaLaunchConfig_t config,
   first.blockDim = dim3(static_cast<unsigned>(small_.threads));
   first.dynamicSmemBytes = small_.shared_bytes;
   void* parameters[] = {const_cast<AttendArgs*>(&args)};
-  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, small_.attend, parameters));
-  const int64_t shared = most_shared_sets();
-  if (shared == 0) return {};
-  const Status status = launch_fold(args, shared, config);
+  const auto launch = [&]() -> Status {
+    ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&first, small_.attend, parameters));
+    const int64_t shared = most_shared_sets();
+    return shared > 0 ? launch_fold(args, shared, config) : Status{};
+  };
+  const Status status = launch();
   if (!status.ok() && args.claimed) {  // nobody else sets them back
     cudaMemsetAsync(args.claimed, 0, kCounts * sizeof(uint32_t), config.stream);
   }
