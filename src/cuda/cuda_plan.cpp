@@ -84,6 +84,7 @@ class CudaPlan final : public AnyPlan {
   LargeKernel large_{};       // dim = 0: none
   bool takes_boxes_ = false;  // it is that of wgmma, which asks the tensor copy engine for keys
   KernelList kernels_{};
+  bool overlaps_ = false;  // kernels wait for those before them by themselves
   int device_ = 0, num_sms_ = 0;
   RangeShape shape_{};
   // Runs that share a workspace follow one another, so that each workspace has counters, of claimed
@@ -136,6 +137,7 @@ void CudaPlan::choose_small_kernel() {
   const bool few = takes_boxes_ && !problem_.ragged;
   shape_.set_rows = choose_set_rows(problem_.group_size, only_decodes(), few);
   shape_.fewest_tile_rows = few ? shape_.set_rows : 2 * shape_.set_rows;
+  shape_.tile_cost = takes_boxes_ ? 1 : kMmaTileCost;
   const int32_t tiles = shape_.set_rows <= 8 ? 1 : 2;
   const SmallKernel* best = nullptr;
   for (int32_t i = 0; i < kernels_.num_small; ++i) {
@@ -283,6 +285,8 @@ Status CudaPlan::load_kernels() {
                                       cudaSharedmemCarveoutMaxShared));
   }
   cudaFuncAttributes attributes;
+  ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, small_.attend));
+  overlaps_ = waits_by_itself(attributes);
   for (const void* kernel : {kernels_.fold.fold_4, kernels_.fold.fold_2, kernels_.fold.runs})
     ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, kernel));
   return {};
@@ -429,14 +433,14 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   args.schedule = schedule_;
   args.states = static_cast<float*>(workspace);
 
-  // Each kernel may start while the one before it ends.
+  // Each kernel may start while the one before it ends, if its code waits for that.
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = overlaps_ ? 1 : 0;
   const CurrentDevice current(device_);
   const bool tiles = serves_tiles(num_kv_rows_), counts = shape_.claims > 0 || tiles;
   if (counts) args.claimed = claimed_counter(workspace);

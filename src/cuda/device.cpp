@@ -58,7 +58,7 @@ Status launch_overlapped(const void* kernel, unsigned blocks, unsigned threads, 
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = waits_by_itself(attributes) ? 1 : 0;
   void* parameters[] = {const_cast<void*>(args)};
   ATTNFOLD_RETURN_IF_CUDA_ERROR(cudaLaunchKernelExC(&config, kernel, parameters));
   return {};

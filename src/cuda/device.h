@@ -47,8 +47,14 @@ class DeviceMemory {
   int device_ = 0;
 };
 
-/** Launches a kernel that may start while the one before it in the stream ends, and waits for it
- * by itself. */
+/** Whether a kernel's code waits for the kernels before it: that for 9.0 does, PTX of compute_80
+ * cannot say it, and must not be launched to overlap them. */
+inline bool waits_by_itself(const cudaFuncAttributes& attributes) {
+  return attributes.ptxVersion >= 90;
+}
+
+/** Launches a kernel that, if it waits by itself, may start while the one before it in the
+ * stream ends, and waits for it by itself. */
 Status launch_overlapped(const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
                          void* stream, const void* args);
 

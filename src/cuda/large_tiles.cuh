@@ -54,9 +54,10 @@ __device__ __forceinline__ int32_t busy_tile_blocks(const AttendArgs& a) {
 
 /** A warp has written all its rows. */
 __device__ __forceinline__ void report_rows(const AttendArgs& a, int lane) {
-  __threadfence();
   __syncwarp();
-  if (a.tiles_done && lane == 0) atomicAdd(a.tiles_done, 1u);
+  if (!a.tiles_done || lane > 0) return;
+  __threadfence();
+  atomicAdd(a.tiles_done, 1u);
 }
 
 /** Waits, in one thread, until all rows of tiles are written, and sets their counter back. */

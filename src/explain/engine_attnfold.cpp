@@ -212,9 +212,9 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
   }
   if (!decodes_only(question)) {
     line.rule += fmt::format(
-        "; on Hopper requests with many rows take tiles of {} rows instead, which this line leaves "
-        "out",
-        kTileRows);
+        "; requests with many rows take tiles of {} rows instead, and on Hopper row sets have {} "
+        "rows where groups are no larger, which this line leaves out",
+        kTileRows, kMaxSetRows / 2);
   }
   return line;
 }

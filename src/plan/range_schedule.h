@@ -53,6 +53,7 @@ struct RangeShape {
   int32_t kv_heads = 1;
   int32_t claims = 0;  // ranges to claim after each that a block owns; num_ranges counts both
   int32_t fewest_tile_rows = 0;  // requests with more rows may take tiles
+  int32_t tile_cost = 1;         // of a tile and a leaf: 1 with wgmma, kMmaTileCost with mma.sync
 };
 
 /** Ranges that blocks own: every (claims + 1)th. */
@@ -65,6 +66,8 @@ constexpr int32_t kTileRows = 128;
 constexpr int32_t kLongShare = 25;      // leaves: of large problems' ranges
 constexpr int32_t kVeryLongShare = 80;  // what claims leave behind costs more than they gain
 constexpr int32_t kShortSet = 4;        // leaves of a row set that is rarely cut
+
+constexpr int32_t kMmaTileCost = 3;
 
 /** Rows of a set: a token's, where every request has one new token; `few`, where tiles of wgmma
  * serve requests with more. */
@@ -300,8 +303,8 @@ ATTNFOLD_HD inline int32_t tile_limit(const RangeShape& shape, const TileLoad& l
   if (few == kNoTiles || shape.cut_seed != 0) return few;
   if (2 * load.leaves * shape.kv_heads >= static_cast<int64_t>(load.longest) * shape.tile_blocks)
     return few;
-  // A row set and a leaf take one multiprocessor about as long as a tile and a leaf.
-  const int32_t many = shape.set_rows * shape.tile_blocks / shape.kv_heads;
+  // A row set and a leaf take one multiprocessor about as long as a tile and a leaf by wgmma.
+  const int32_t many = shape.set_rows * shape.tile_cost * shape.tile_blocks / shape.kv_heads;
   return many > few ? many : few;
 }
 
@@ -311,15 +314,19 @@ ATTNFOLD_HD inline int32_t tile_limit(const RangeShape& shape, const TileLoad& l
  * A multiprocessor has room for a tile's block or for the small-row kernel's, and these alone read
  * as fast as memory: so tiles on few multiprocessors, one after the other, while the others read,
  * may be done sooner than tiles on all and then reads on all.  In 20ths of what a tile and a leaf
- * take, measured on an H200 (1.65 us): a tile takes 52 besides its leaves, and 24 for each beside
- * reads; a leaf of a row set 20, or, where all multiprocessors read at once, what memory takes.
+ * take by wgmma, measured on an H200 (1.65 us): a tile takes 52 besides its leaves, and 24 for each
+ * beside reads; a leaf of a row set 20, or, where all multiprocessors read at once, what memory
+ * takes.
  */
 ATTNFOLD_HD_LARGE inline int32_t choose_tile_blocks(const RangeShape& shape, const TileLoad& load,
                                                     int32_t tiles, int32_t line) {
   const int64_t all = shape.tile_blocks, pairs = int64_t{tiles} * shape.kv_heads,
                 leaves = int64_t{line} * shape.kv_heads;
   if (pairs == 0 || leaves == 0 || shape.cut_seed != 0) return shape.tile_blocks;
-  const int64_t tile = load.leaves * 24 / tiles + 52, longest = int64_t{load.longest} * 24 + 52;
+  // Requests that might have taken tiles and do not are in the load, too.
+  const int64_t mean = load.leaves / tiles < load.longest ? load.leaves / tiles : load.longest;
+  const int64_t tile = (mean * 24 + 52) * shape.tile_cost,
+                longest = (int64_t{load.longest} * 24 + 52) * shape.tile_cost;
   const int64_t fewest = (pairs + all - 1) / all;
   int64_t best = 0, best_time = 0;
   for (int64_t rounds = fewest; rounds < fewest + 8; ++rounds) {

@@ -140,6 +140,7 @@ TEST_F(DeviceTest, SchedulesAreTheHosts) {
     if (round % 2) shape.tile_blocks = 1 + static_cast<int32_t>(rng() % 132);
     shape.kv_heads = 1 + static_cast<int32_t>(rng() % 8);
     shape.claims = static_cast<int32_t>(rng() % 6);
+    shape.tile_cost = 1 + static_cast<int32_t>(rng() % 3);
     shape.fewest_tile_rows = static_cast<int32_t>(rng() % 40);
     shape.num_ranges = (shape.num_ranges / (shape.claims + 1) + 1) * (shape.claims + 1);
     if (shape.num_ranges > kMaxRanges) continue;

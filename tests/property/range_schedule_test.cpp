@@ -37,6 +37,7 @@ struct Planned {
     }
     shape.kv_heads = 1 + below(8);
     shape.fewest_tile_rows = below(40);
+    shape.tile_cost = 1 + below(3);
     mask.causal = below(2);
     if (below(3) == 0) mask.window_left = below(3000);
     if (below(4) == 0) mask.sink_tokens = below(600);
@@ -209,6 +210,8 @@ TEST(RangeSchedule, TilesLeaveRoomForReads) {
   EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 1), 128);
   EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 0), 132);
   EXPECT_EQ(choose_tile_blocks(shape, {}, 0, 63 * 32), 132);
+  shape.tile_cost = kMmaTileCost;  // tiles outlast the reads
+  EXPECT_EQ(choose_tile_blocks(shape, chunk, 16, 63 * 32), 128);
 }
 
 /** Each range is a block's own or claimed, once; what is claimed comes after a share of what is
