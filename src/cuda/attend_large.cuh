@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1)
             lane = static_cast<int>(threadIdx.x % 32);
   if (group == kLoadsGroup) {
     give_registers<kLoadsRegisters>();
-    load_large<Shape, T>(args, shared, warp, lane);
+    load_large<Shape>(args, shared, warp, lane);
   } else {
     take_registers<kRowsRegisters>();
     RowGroup<Shape, T>(args, shared, group, warp, lane).run();

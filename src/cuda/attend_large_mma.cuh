@@ -85,6 +85,16 @@ static __device__ __noinline__ int32_t note_mma_tile(const AttendArgs& a, int32_
   return pair.set.num_leaves;
 }
 
+template <class T, int kElements>
+__device__ __forceinline__ void write_mma_rows(const AttendArgs& a, const RowSet& set,
+                                               int32_t kv_head, int warp, int lane,
+                                               const HalfState<kElements>& chunk) {
+  const int32_t row = warp * kMmaRows + lane % kMmaRows;
+  const bool inside = row < set.num_rows;
+  write_warp_rows<T>(a, place_of_row(a, set, kv_head, inside ? row : 0), inside, lane, chunk,
+                     a.problem.head_dim_vo);
+}
+
 /** Writes the warp's rows of a tile that sees no keys. */
 template <class T, int kDim>
 static __device__ __noinline__ void write_empty_tile(const AttendArgs& a, int32_t index, int warp,
@@ -93,8 +103,7 @@ static __device__ __noinline__ void write_empty_tile(const AttendArgs& a, int32_
   if (warp * kMmaRows >= pair.set.num_rows) return;
   HalfState<kDim / 2> nothing;
   nothing.clear();
-  write_warp_rows<T>(a, pair.set, pair.kv_head, warp * kMmaRows, lane, nothing,
-                     a.problem.head_dim_vo);
+  write_mma_rows<T>(a, pair.set, pair.kv_head, warp, lane, nothing);
 }
 
 /** Copies the warp's rows of q of the tile that is noted at `note`. */
@@ -286,8 +295,7 @@ class MmaWarp {
     set.num_rows = tile_word(offsetof(MmaTile, set.num_rows));
     set.q_token = tile_word(offsetof(MmaTile, set.q_token));
     if (warp * kMmaRows < set.num_rows)
-      write_warp_rows<T>(a, set, tile_word(offsetof(MmaTile, kv_head)), warp * kMmaRows, lane,
-                         chunk, a.problem.head_dim_vo);
+      write_mma_rows<T>(a, set, tile_word(offsetof(MmaTile, kv_head)), warp, lane, chunk);
   }
   /** Where this thread's part of its rows' totals waits: each half of the block has its own quads.
    */
@@ -396,15 +404,15 @@ class MmaWarp {
    * keys that it brought. */
   __device__ __forceinline__ bool some_value_is_odd(int32_t first_key, const VisibleKeys& all) {
     constexpr int kChunks = Shape::kDim / 8;
-    uint32_t overflow = 0;
+    uint32_t odd = 0;
 #pragma unroll 1
     for (int i = lane; i < Shape::kCopyKeys * kChunks; i += 32) {
       const int key = warp * Shape::kCopyKeys + i / kChunks;
       if (!sees(all, first_key + key))
-        overflow |= overflow_of<T>(load_shared_quad(v_chunk(key, i % kChunks)));
+        odd |= odd_of<T>(load_shared_quad(v_chunk(key, i % kChunks)));
     }
     const uint32_t at = shared + ATTNFOLD_SHARED(odd_leaf) + 4 * values.stage;
-    if (uniform(overflow) != 0) store_shared(at, leaves);
+    if (uniform(odd) != 0) store_shared(at, leaves);
     arrive_warp(shared + ATTNFOLD_SHARED(checked_v), lane);
     barrier_wait(shared + ATTNFOLD_SHARED(checked_v), checked);
     checked ^= 1;

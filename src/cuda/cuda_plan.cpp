@@ -375,6 +375,8 @@ Status CudaPlan::large_args(const AttendArgs& args, LargeArgs* out) const {
   out->attend = args;
   out->exponent_scale = args.tensors.alibi_slopes ? 1.0f : args.problem.score_scale;
   out->totals = args.states + states_floats_;
+  const Mask& mask = args.problem.mask;
+  out->sees_prefixes = mask.window_left < 0 && mask.window_right < 0 && mask.attention_chunk <= 0;
   if (!takes_boxes_) return {};
   ATTNFOLD_RETURN_IF_ERROR(
       make_key_places("k", problem_, args.tensors.k, given_.num_pages, num_kv_rows_, &out->k));

@@ -19,6 +19,7 @@ struct LargeArgs {
   KeyPlaces k, v;
   AttendArgs attend;
   float* totals;         // [blocks, tile_total_floats]: rows' folded super-chunks
+  bool sees_prefixes;    // every row sees the keys from 0 to some end
   float exponent_scale;  // of scores, in the log2 domain; 1 where ALiBi has already scaled them
 };
 

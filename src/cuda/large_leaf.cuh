@@ -53,6 +53,19 @@ __device__ __forceinline__ void add_alibi(const AttendArgs& a, const WarpRows& r
   }
 }
 
+/** Scores of keys from end[h] on, of the leaf's own, become -inf; any[h]: there are some before. */
+__device__ __forceinline__ void hide_from(const int32_t (&end)[2], int lane, Scores& s,
+                                          bool (&any)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    any[h] = end[h] > 0;
+    const int32_t mine = end[h] - 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kLeaf / 4; ++i)
+      if (i / 2 * 8 + i % 2 >= mine) s[i / 2 * 4 + 2 * h + i % 2] = kEmpty;
+  }
+}
+
 /** Scores of keys that their row does not see become -inf; any[h]: the row sees some. */
 __device__ __forceinline__ void hide_unseen(const AttendArgs& a, const WarpRows& rows,
                                             int32_t first_key, Scores& s, bool (&any)[2]) {
@@ -61,14 +74,10 @@ __device__ __forceinline__ void hide_unseen(const AttendArgs& a, const WarpRows&
       visible_keys(a.problem.mask, rows.request(), rows.row_of_lane(1) / a.shape.group_size)};
   const int32_t lane = rows.lane, key = first_key + 2 * (lane % 4);
   if (__all_sync(~0u, keys[0].begin <= first_key && keys[1].begin <= first_key)) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t end = (keys[h].begin < keys[h].end ? keys[h].end : keys[h].sink) - key;
-      any[h] = end > -2 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < kLeaf / 4; ++i)
-        if (i / 2 * 8 + i % 2 >= end) s[i / 2 * 4 + 2 * h + i % 2] = kEmpty;
-    }
+    const auto end_of = [&](const VisibleKeys& x) {
+      return (x.begin < x.end ? x.end : x.sink) - first_key;
+    };
+    hide_from({end_of(keys[0]), end_of(keys[1])}, lane, s, any);
     return;
   }
 #pragma unroll
@@ -143,14 +152,20 @@ __device__ __forceinline__ void add_up(float (&l)[2]) {
   }
 }
 
-/** What of 8 values is not finite overflows into the highest bits of each half of a word. */
+/** Not 0 if one of 8 values is not finite: 0 times that is NaN. */
 template <class T>
-__device__ __forceinline__ uint32_t overflow_of(const uint4& w) {
-  constexpr uint32_t kExponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u,
-                     kOne = std::is_same_v<T, __half> ? 0x04000400u : 0x00800080u;
-  return (((w.x & kExponents) + kOne) | ((w.y & kExponents) + kOne) | ((w.z & kExponents) + kOne) |
-          ((w.w & kExponents) + kOne)) &
-         0x80008000u;
+__device__ __forceinline__ uint32_t odd_of(const uint4& values) {
+  uint32_t sum = 0;
+  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (const uint32_t word : words) {
+    if constexpr (std::is_same_v<T, __half>) {
+      asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(word), "r"(0));
+    } else {
+      asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(word), "r"(0));
+    }
+  }
+  return sum;
 }
 
 /**

@@ -85,74 +85,25 @@ class BoxWalk {
   int32_t row = 0, page = 0, token = 0, at = 0;
 };
 
-/** Looks at the values of a leaf that not all rows see, once they are there.  Those that no copy
- * brings, and those behind the request's end, become 0: 0 times what lies there may be NaN.  Of the
- * others it says whether one is not finite. */
-template <class Shape, class T>
-class ValueCheck {
- public:
-  __device__ __forceinline__ void begin(uint32_t leaf_in, uint32_t full_in, uint32_t boxes_in,
-                                        int32_t first_key_in, int32_t kv_len_in,
-                                        const VisibleKeys& all_in) {
-    leaf = leaf_in;
-    full = full_in;
-    boxes = boxes_in;
-    first_key = first_key_in;
-    kv_len = kv_len_in;
-    all = all_in;
-    begun = true;
-  }
-
-  __device__ __forceinline__ void finish(uint32_t shared, int lane) {
-    if (!begun) return;
-    begun = false;
-    barrier_wait(shared + ATTNFOLD_SHARED(landed_v), parity);
-    parity ^= 1;
-    uint32_t overflow = 0;
-#pragma unroll 1
-    for (int key = lane; key < kLeaf; key += 32) {
-      if (sees(all, first_key + key)) continue;
-      const uint32_t at = leaf + key / 8 * Shape::kStep8 + key % 8 * 128;
-      const bool there = first_key + key < kv_len && (boxes >> key / kBoxKeys & 1) != 0;
-#pragma unroll 4
-      for (int chunk16 = 0; chunk16 < Shape::kDim / 8; ++chunk16) {  // in any order
-        const uint32_t to = at + chunk16 / 8 * Shape::kColumnStep + chunk16 % 8 * 16;
-        if (there) {
-          overflow |= overflow_of<T>(load_shared_quad(to));
-        } else {
-          store_shared_quad(to, make_uint4(0, 0, 0, 0));
-        }
-      }
-    }
-    fence_shared_for_engines();
-    const uint32_t odd = uniform(overflow);
-    if (lane == 0) {
-      const uint32_t stage = (full - shared - ATTNFOLD_SHARED(full_v)) / 8;
-      store_shared(shared + ATTNFOLD_SHARED(odd_v) + 4 * stage, odd);
-      barrier_arrive(full);
-    }
-  }
-
- private:
-  bool begun = false;
-  uint32_t parity = 0;
-  uint32_t leaf = 0, full = 0, boxes = 0;  // its place, its barrier, and what was copied
-  int32_t first_key = 0, kv_len = 0;
-  VisibleKeys all{};
-};
-
 /** Brings the keys, or the values, of every leaf of every tile; with the keys a note for each leaf:
  * it is there with the leaf before, if that is of the same tile. */
-template <class Shape, class T, bool kValues>
+template <class Shape, bool kValues>
 __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces& places,
                                             uint32_t shared, int lane) {
   constexpr int32_t kChunkKeys = kLeaf * kSuperChunk;
   const uint32_t ring = shared + (kValues ? ATTNFOLD_SHARED(v) : ATTNFOLD_SHARED(k)),
                  full = shared + (kValues ? ATTNFOLD_SHARED(full_v) : ATTNFOLD_SHARED(full_k)),
                  empty = shared + (kValues ? ATTNFOLD_SHARED(empty_v) : ATTNFOLD_SHARED(empty_k));
+  if constexpr (kValues) {
+    // What no copy brings is multiplied by 0, and should not be NaN from the start.
+#pragma unroll 8
+    for (int at = 16 * lane; at < Shape::kStages * Shape::kLeafBytes; at += 16 * 32)
+      store_shared_quad(ring + at, make_uint4(0, 0, 0, 0));
+    fence_shared_for_engines();
+    __syncwarp();
+  }
   Ring<Shape::kStages> place;
   uint32_t leaves = 0;
-  ValueCheck<Shape, T> check;
   BoxWalk boxes(a, places, lane);
   TileReader<Shape> tile(shared);
   bool waited = false;  // for the kernels before this one
@@ -163,21 +114,14 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
     set.num_leaves = tile.word(offsetof(TileNote, set.num_leaves));
     set.sink_leaves = tile.word(offsetof(TileNote, set.sink_leaves));
     set.leaf_begin = tile.word(offsetof(TileNote, set.leaf_begin));
-    set.kv_len = tile.word(offsetof(TileNote, set.kv_len));
-    if (set.num_leaves == 0) {
-      // Nobody gets past the tile of a leaf that is still to be checked, and so, after some tiles
-      // without leaves, to the note that this warp would wait for.
-      if constexpr (kValues) check.finish(shared, lane);
-      continue;
-    }
+    if (set.num_leaves == 0) continue;
     boxes.begin(tile);
     boxes.go_to(leaf_of(set, 0) * kLeaf, true);
     if (!waited) wait_for_previous_kernels();
     waited = true;
-    const size_t mine = sizeof(RowsKeys) * (kValues ? kTileHalves : lane % kTileHalves);
+    const size_t mine = sizeof(RowsKeys) * (lane % kTileHalves);
     const RowsKeys half = {tile.keys(offsetof(TileNote, keys[0].any) + mine),
                            tile.keys(offsetof(TileNote, keys[0].all) + mine)};
-    const VisibleKeys& all = half.all;
     int32_t number = 0, key = leaf_of(set, 0) * kLeaf, chunk_edge = chunk_end(set, 0);
     const auto next_of = [&] {
       return number + 1 == set.sink_leaves ? set.leaf_begin * kLeaf : key + kLeaf;
@@ -233,29 +177,21 @@ __device__ __forceinline__ void load_leaves(const AttendArgs& a, const KeyPlaces
       const uint32_t wanted = __ballot_sync(~0u, boxes.wanted),
                      bytes = static_cast<uint32_t>(__popc(wanted)) * Shape::kBoxBytes;
       const bool jumps = number + 1 == set.sink_leaves;
-      const int32_t first_key = key;
       key = next_of();
       more = ++number < set.num_leaves;
       if constexpr (!kValues) {
         if (more && number == chunk_edge) chunk_edge = chunk_end(set, number);
         if (more) write_note();
       }
-      const uint32_t to = ring + place.stage * Shape::kLeafBytes, is_full = full + 8 * place.stage;
-      const bool checked = kValues && !covers(all, first_key, first_key + kLeaf);
-      const uint32_t barrier = checked ? shared + ATTNFOLD_SHARED(landed_v) : is_full;
-      if constexpr (kValues) check.finish(shared, lane);  // while the next ones have no place yet
+      const uint32_t to = ring + place.stage * Shape::kLeafBytes, is_there = full + 8 * place.stage;
       barrier_wait(empty + 8 * place.stage, place.parity ^ 1);
-      if (lane == 0) barrier_arrive_expecting(barrier, bytes);
+      if (lane == 0) barrier_arrive_expecting(is_there, bytes);
       __syncwarp();
-      boxes.copy(to, barrier, Shape::kBoxBytes);
-      if constexpr (kValues) {
-        if (checked) check.begin(to, is_full, wanted, first_key, set.kv_len, all);
-      }
+      boxes.copy(to, is_there, Shape::kBoxBytes);
       if (more) boxes.go_to(key, jumps);
       place.next();
     }
   }
-  if constexpr (kValues) check.finish(shared, lane);
 }
 
 /** Says which tile is pair `index`. */
@@ -274,6 +210,20 @@ __device__ __forceinline__ void write_tile(const AttendArgs& a, uint32_t shared,
   note.set = set;
   note.kv_head = pair.kv_head;
   note.is_none = index < 0;
+  // Tokens of four rows of the tile a lane; rows behind the last one count as that.
+  const int32_t group = a.shape.group_size;
+  note.first_token = token_of_row(set.row_begin, group);
+  note.first_end =
+      a.problem.mask.causal ? set.position + note.first_token + 1 : INT32_MAX - kTileRows;
+  const int32_t last = token_of_row(set.row_begin + set.num_rows - 1, group) - note.first_token;
+  int32_t row = set.row_begin + 4 * lane, token = token_of_row(row, group),
+          next = (token + 1) * group;
+  uint32_t tokens = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i, ++row) {
+    if (row == next) ++token, next += group;
+    tokens |= static_cast<uint32_t>(min(token - note.first_token, last)) << 8 * i;
+  }
   if (index >= 0) {
     if (a.problem.ragged != 0) {
       note.row = __ldcg(a.lengths.kv_indptr + set.request);
@@ -291,6 +241,7 @@ __device__ __forceinline__ void write_tile(const AttendArgs& a, uint32_t shared,
                        part * static_cast<uint32_t>(sizeof(RowsKeys)) + 4 * w,
                    static_cast<uint32_t>(words[w]));
   }
+  store_shared(at + static_cast<uint32_t>(offsetof(TileNote, tokens)) + 4 * lane, tokens);
   if (lane == 0) {
     const int32_t* words = reinterpret_cast<const int32_t*>(&note);
 #pragma unroll
@@ -305,7 +256,7 @@ __device__ __forceinline__ void write_tile(const AttendArgs& a, uint32_t shared,
 template <class Shape>
 __device__ __forceinline__ void load_rows(const AttendArgs& a, uint32_t shared, int half,
                                           int lane) {
-  constexpr int kChunks = Shape::kDim / 8;
+  constexpr int kRowsAtOnce = 32 / Shape::kChunks;  // a chunk of 16 bytes of a row is a lane's
   const View<const char>& q = a.tensors.q;
   const uint32_t to = shared + ATTNFOLD_SHARED(q) + half * Shape::kHalfBytesQ,
                  full = shared + ATTNFOLD_SHARED(full_q) + 8 * half;
@@ -316,59 +267,60 @@ __device__ __forceinline__ void load_rows(const AttendArgs& a, uint32_t shared, 
     if (half == 0) write_tile(a, shared, tile, walk.next(), lane);
     tile.wait();
     if (tile.word(offsetof(TileNote, is_none))) return;
-    RowSet set{};
-    set.row_begin = tile.word(offsetof(TileNote, set.row_begin));
-    set.num_rows = tile.word(offsetof(TileNote, set.num_rows));
-    set.q_token = tile.word(offsetof(TileNote, set.q_token));
-    const int32_t kv_head = tile.word(offsetof(TileNote, kv_head));
-    if (half == 0) {
-      ++tile.number;
-    } else {
-      tile.free(lane);
-    }
     if (!waited) {
       wait_for_previous_kernels();
       if (half == 0) let_next_kernel_start();
     }
     waited = true;
-    // Two lanes for each row, a chunk of 16 bytes in turn; first into L2, while the rows of the
-    // tile before are in use.
-    const auto row_at = [&](int row, bool* valid) {
-      const int row_of_tile = half * kHalfRows + row;
-      *valid = row_of_tile < set.num_rows;
-      const RowPlace at = place_of_row(a, set, kv_head, *valid ? row_of_tile : 0);
-      return q.data + (at.token * q.stride_token + at.head * q.stride_head) * 2;
-    };
-    const char* from[4];
-    bool valid[4];
+    // Rows lane and 32 more; those behind the last one are read as zeros.
+    const int32_t num_rows = tile.word(offsetof(TileNote, set.num_rows));
+    const char* from[2];
+    uint32_t valid[2];  // bit i: of lane i
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      from[r] = row_at(lane / 2 + 16 * r, &valid[r]);
-      if (valid[r]) prefetch_to_l2(from[r] + lane % 2 * (Shape::kDim > 64 ? 128 : 0));
+    for (int r = 0; r < 2; ++r) {
+      const int row = half * kHalfRows + 32 * r + lane;
+      const RowPlace at = tile.place(row, a.shape.group_size);
+      valid[r] = __ballot_sync(~0u, row < num_rows);
+      from[r] =
+          q.data + (row < num_rows ? (at.token * q.stride_token + at.head * q.stride_head) * 2 : 0);
+    }
+    if (half == 0) {
+      ++tile.number;
+    } else {
+      tile.free(lane);
+    }
+    // First into L2, while the rows of the tile before are in use.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int column = 0; column < Shape::kColumns; ++column)
+        prefetch_to_l2(from[r] + 128 * column);
     }
     barrier_wait(shared + ATTNFOLD_SHARED(empty_q) + 8 * half, i % 2 ^ 1);
+    const int chunk16 = lane % Shape::kChunks;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-#pragma unroll
-      for (int j = 0; j < kChunks; j += 2) {
-        const int chunk = j + lane % 2;
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll 4
+      for (int rows = 0; rows < 32; rows += kRowsAtOnce) {
+        const int row = rows + lane / Shape::kChunks;
+        const uint64_t row_from = __shfl_sync(~0u, reinterpret_cast<uint64_t>(from[r]), row);
         copy_16_or_zeros(
-            to + chunk / 8 * Shape::kColumnBytesQ + chunk_offset<128>(lane / 2 + 16 * r, chunk % 8),
-            from[r] + chunk * 16, valid[r]);
+            to + chunk16 / 8 * Shape::kColumnBytesQ + chunk_offset<128>(32 * r + row, chunk16 % 8),
+            reinterpret_cast<const char*>(row_from) + chunk16 * 16, (valid[r] >> row & 1) != 0);
       }
     }
     barrier_arrive_after_copies(full);
   }
 }
 
-template <class Shape, class T>
+template <class Shape>
 __device__ __forceinline__ void load_large(const LargeArgs& args, uint32_t shared, int warp,
                                            int lane) {
   const AttendArgs& a = args.attend;
   if (warp == 0) {
-    load_leaves<Shape, T, false>(a, args.k, shared, lane);
+    load_leaves<Shape, false>(a, args.k, shared, lane);
   } else if (warp == 1) {
-    load_leaves<Shape, T, true>(a, args.v, shared, lane);
+    load_leaves<Shape, true>(a, args.v, shared, lane);
   } else {
     load_rows<Shape>(a, shared, warp - 2, lane);
   }

@@ -43,11 +43,11 @@ __device__ __forceinline__ void write_row(const AttendArgs& a, int lane,
   }
 }
 
-/** Writes the rows of `set` from `first` on that a warp has, 16 at most.  Lanes finish one each:
- * the instructions of this are fetched once for all. */
+/** Writes a warp's 16 rows; `place` is that of row lane % 16, which is not written unless `inside`.
+ * Lanes finish one each: the instructions of this are fetched once for all. */
 template <class T, int kElements>
-__device__ __forceinline__ void write_warp_rows(const AttendArgs& a, const RowSet& set,
-                                                int32_t kv_head, int32_t first, int lane,
+__device__ __forceinline__ void write_warp_rows(const AttendArgs& a, const RowPlace& place,
+                                                bool inside, int lane,
                                                 const HalfState<kElements>& chunk, int32_t width) {
   float row_m = kEmpty, row_l = 0.0f;
 #pragma unroll
@@ -56,9 +56,6 @@ __device__ __forceinline__ void write_warp_rows(const AttendArgs& a, const RowSe
                 l_h = __shfl_sync(~0u, chunk.l[h], lane % 8 * 4);
     if (lane / 8 % 2 == h) row_m = m_h, row_l = l_h;
   }
-  const int32_t row = first + lane % 16;
-  const bool inside = row < set.num_rows;
-  const RowPlace place = place_of_row(a, set, kv_head, inside ? row : 0);
   const RowEnd end = finish_row(a, place.head, row_m, row_l);
   if (inside && lane < 16) write_lse(a, place, end);
   const int64_t to = inside ? o_offset(a, place) : -1;

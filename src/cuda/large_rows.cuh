@@ -182,9 +182,23 @@ class RowGroup {
     bool any[2] = {true, true};
     if constexpr (!kPlain) {
       if (a.tensors.alibi_slopes) add_alibi(a, rows(), first_key(), a.problem.score_scale, s);
-      if (!note.whole(half)) hide_unseen(a, rows(), first_key(), s, any);
+      if (!note.whole(half)) hide_unseen_keys(any);
     }
     find_maxima(s, c, any, m);
+  }
+
+  /** Scores of unseen keys of the leaf at hand become -inf. */
+  __device__ __forceinline__ void hide_unseen_keys(bool (&any)[2]) {
+    if (__builtin_expect(!args.sees_prefixes, 0)) {
+      hide_unseen(a, rows(), first_key(), s, any);
+      return;
+    }
+    const int32_t key = first_key(), kv_len = tile_word(offsetof(TileNote, set.kv_len)) - key,
+                  first_end = tile_word(offsetof(TileNote, first_end)) - key;
+    const int row = half * kHalfRows + warp * 16 + lane / 4;
+    hide_from(
+        {min(first_end + tile.token(row), kv_len), min(first_end + tile.token(row + 8), kv_len)},
+        lane, s, any);
   }
 
   /** p = 2^(c s - m) in 16 bits, and l.  If kMultiply, o = p v begins 16 keys after 16 keys. */
@@ -283,9 +297,19 @@ class RowGroup {
            ((chunk16 % 8 ^ key % 8) << 4);
   }
 
-  /** Whether some value is not finite of keys of the leaf at hand that not all rows see. */
+  /** Whether some value of the leaf at hand is not finite: 0 times that is NaN.  A warp looks at 32
+   * keys. */
   __device__ __forceinline__ bool some_value_is_odd() const {
-    return uniform(load_shared_word(shared + ATTNFOLD_SHARED(odd_v) + 4 * values.stage)) != 0;
+    constexpr int kKeysAtOnce = 32 / Shape::kChunks;  // a chunk of 16 bytes of a key is a lane's
+    const int chunk16 = lane % Shape::kChunks;
+    const uint32_t at = shared + ATTNFOLD_SHARED(v) + values.stage * Shape::kLeafBytes +
+                        4 * warp * Shape::kStep8 + lane / Shape::kChunks * 128 +
+                        chunk16 / 8 * Shape::kColumnStep + chunk16 % 8 * 16;  // in any order
+    uint32_t odd = 0;
+#pragma unroll 4
+    for (int key = 0; key < 32; key += kKeysAtOnce)
+      odd |= odd_of<T>(load_shared_quad(at + key / 8 * Shape::kStep8 + key % 8 * 128));
+    return uniform(group_any<kWarpgroup>(kOddBarrier + half, odd != 0)) != 0;
   }
 
   /** The same for a leaf where some value is not finite. */
@@ -304,12 +328,10 @@ class RowGroup {
   }
 
   __device__ __forceinline__ void write_rows() const {
-    RowSet set{};
-    set.row_begin = tile_word(offsetof(TileNote, set.row_begin));
-    set.q_token = tile_word(offsetof(TileNote, set.q_token));
-    set.num_rows = tile_word(offsetof(TileNote, set.num_rows));
-    write_warp_rows<T>(a, set, tile_word(offsetof(TileNote, kv_head)), half * kHalfRows + warp * 16,
-                       lane, chunk, Shape::kDim);
+    const int row = half * kHalfRows + warp * 16 + lane % 16;
+    const bool inside = row < tile_word(offsetof(TileNote, set.num_rows));
+    write_warp_rows<T>(a, tile.place(inside ? row : 0, a.shape.group_size), inside, lane, chunk,
+                       Shape::kDim);
   }
 
   const LargeArgs& args;

@@ -13,7 +13,8 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kHalfRows = 64;    // of a tile: what one matrix instruction multiplies
 constexpr int kTileHalves = kTileRows / kHalfRows;
 constexpr int kLargeThreads = (kTileHalves + 1) * kWarpgroup;
-constexpr int kTurnBarrier = 1;  // of one half, and the next of the other; 0 is __syncthreads
+// Each of one half, and the next of the other; 0 is __syncthreads.
+constexpr int kTurnBarrier = 1, kOddBarrier = 3;
 
 // Warpgroups, in order: one for each half of the tile's rows, loads.
 constexpr int kLoadsGroup = kTileHalves;
@@ -58,9 +59,12 @@ struct alignas(16) TileNote {
   RowSet set;
   int32_t kv_head, is_none;        // is_none: there are no more tiles
   uint32_t begins;                 // bit h: half h sees the first leaf
+  int32_t first_token;             // of the request, that of the tile's first row
+  int32_t first_end;               // where the keys end that this row sees before kv_len cuts them
   int32_t row;                     // of ragged keys: the request's first one
   const int32_t* table;            // of others: its page ids
   RowsKeys keys[kTileHalves + 1];  // of the halves, and of the tile
+  uint8_t tokens[kTileRows];       // of each row, from first_token on
 };
 constexpr uint32_t kTileNotes = 4;  // in a ring
 
@@ -69,6 +73,7 @@ template <int kDim_>
 struct LargeShape {
   static constexpr int kDim = kDim_;
   static constexpr int kColumns = kDim / 64;
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a row
   static constexpr int kStages = kDim == 128 ? 3 : 4;
   static constexpr int kLeafBytes = kLeaf * kDim * 2;
   static constexpr uint32_t kColumnStep = 1024;        // of K and V: 8 keys of one column, ..
@@ -83,9 +88,8 @@ struct LargeShape {
     unsigned char q[kTileHalves][kHalfBytesQ];
     TileNote tiles[kTileNotes];
     LeafNote notes[kLeafNotes];
-    uint32_t odd_v[kStages];  // not 0: some value is not finite of keys that not all rows see
     uint64_t full_k[kStages], empty_k[kStages];
-    uint64_t full_v[kStages], empty_v[kStages], landed_v;
+    uint64_t full_v[kStages], empty_v[kStages];
     uint64_t full_tile[kTileNotes], empty_tile[kTileNotes];
     uint64_t full_q[kTileHalves], empty_q[kTileHalves];
   };
@@ -113,6 +117,17 @@ class TileReader {
   }
   __device__ __forceinline__ VisibleKeys keys(size_t offset) const {
     return {word(offset), word(offset + 4), word(offset + 8)};
+  }
+  /** Token of a row of the tile, from its first token on. */
+  __device__ __forceinline__ int32_t token(int row) const {
+    return load_shared_byte(address() + static_cast<uint32_t>(offsetof(TileNote, tokens)) + row);
+  }
+  /** Where a row of the tile is, that is not behind its last one. */
+  __device__ __forceinline__ RowPlace place(int row, int32_t group) const {
+    const int32_t token_of_request = word(offsetof(TileNote, first_token)) + token(row);
+    return {static_cast<int64_t>(word(offsetof(TileNote, set.q_token))) + token_of_request,
+            word(offsetof(TileNote, kv_head)) * group + word(offsetof(TileNote, set.row_begin)) +
+                row - token_of_request * group};
   }
 
   __device__ __forceinline__ uint32_t address(uint32_t ahead = 0) const {
@@ -146,7 +161,6 @@ __device__ __forceinline__ void init_large(uint32_t shared) {
     init(ATTNFOLD_SHARED(empty_k), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
     init(ATTNFOLD_SHARED(full_v), Shape::kStages, 1);
     init(ATTNFOLD_SHARED(empty_v), Shape::kStages, kTileHalves * kWarps * kArrivingLanes);
-    init(ATTNFOLD_SHARED(landed_v), 1, 1);
     init(ATTNFOLD_SHARED(full_tile), kTileNotes, kArrivingLanes);
     init(ATTNFOLD_SHARED(empty_tile), kTileNotes, (3 + kTileHalves * kWarps) * kArrivingLanes);
     init(ATTNFOLD_SHARED(full_q), kTileHalves, 32);

@@ -42,6 +42,12 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
   return x;
 }
 
+__device__ __forceinline__ int32_t load_shared_byte(uint32_t address) {
+  int32_t x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ uint4 load_shared_quad(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
