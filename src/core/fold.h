@@ -27,6 +27,19 @@ constexpr float kLn2 = 0.693147180559945309417f;
 constexpr float kLowest =
     -3.402823466e+38f;  // -FLT_MAX: where the maximum of visible scores starts
 
+/** A learned sink logit in the log2 domain: finite if it is, or -inf; NaN for +inf, as a score of
+ * +inf gives. */
+ATTNFOLD_HD inline float sink_log2(float logit) {
+  const float x = logit * kLog2E;
+  if (x <= -kLowest) return x;
+  return logit <= -kLowest ? -kLowest : float_of(0x7fc00000u);
+}
+
+/** A finite sink logit that the log2 domain has no number for: beside it no score counts. */
+ATTNFOLD_HD inline bool is_all_sink(float logit) {
+  return logit <= -kLowest && logit * kLog2E > -kLowest;
+}
+
 namespace lane {  // one lane: float
 
 using Lanes = float;

@@ -649,10 +649,11 @@ void leaf_states(UnitWork<S>& w, int leaf, int next) {
 
 /** Folds a learned sink logit into a finished row: one more state, of mass 1 and no value. */
 ATTNFOLD_LANE_FN void fold_sink(float logit, float* m, float* l, float* o, int64_t width) {
-  const FoldStep step = fold_step(*m, logit * kLog2E);
+  const float m_sink = sink_log2(logit);
+  const FoldStep step = fold_step(*m, m_sink);
   *l = fold_value(step, *l, 1.0f);
   if (!step.b_leads) return;
-  *m = logit * kLog2E;
+  *m = m_sink;
   const Lanes scale = splat(step.scale);
   for (int64_t i = 0; i < width; i += 16) store(o + i, mul(scale, load(o + i)));
 }
@@ -707,7 +708,7 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, Lan
     }
     if (args.tensors.lse) {
       args.tensors.lse[row * args.tensors.lse_stride_row + head * args.tensors.lse_stride_head] =
-          empty ? sink : lse_of(total.m[r], total.l[r]);
+          empty || is_all_sink(sink) ? sink : lse_of(total.m[r], total.l[r]);
     }
   }
 }

@@ -26,7 +26,7 @@ __device__ __forceinline__ FoldStep fold_step_fast(float m_a, float m_b) {
 
 /** Folds a learned sink logit into m and l; returns the factor for o. */
 __device__ __forceinline__ float fold_sink(float logit, float* m, float* l) {
-  const float m_sink = logit * kLog2E;
+  const float m_sink = sink_log2(logit);
   const FoldStep step = fold_step_fast(*m, m_sink);
   *l = fold_value(step, *l, 1.0f);
   if (!step.b_leads) return 1.0f;
@@ -39,7 +39,9 @@ struct RowEnd {
   float factor;
   float m, l, sink;  // with the sink logit in m and l, unless the row is empty
 
-  __device__ __forceinline__ float lse() const { return m == kEmpty ? sink : lse_of(m, l); }
+  __device__ __forceinline__ float lse() const {
+    return m == kEmpty || is_all_sink(sink) ? sink : lse_of(m, l);
+  }
 };
 
 __device__ __forceinline__ RowEnd finish_row(const AttendArgs& a, int32_t head, float m, float l) {

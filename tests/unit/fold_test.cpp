@@ -39,6 +39,25 @@ TEST(Exp2, IsWithinTheStatedErrorOnEveryFloatOfTheLastOctaves) {
   EXPECT_LE(worst, 6.8e-8);
 }
 
+TEST(SinkLog2, IsTheProductWhereThatIsFiniteAndNeverInfinityAbove) {
+  for (uint32_t u = 0; u < 0x7f800000u; u += 40503) {
+    for (const float logit : {float_of(u), -float_of(u)}) {
+      const float product = logit * kLog2E;
+      if (product <= -kLowest) {
+        ASSERT_EQ(bits_of(sink_log2(logit)), bits_of(product)) << logit;
+        ASSERT_FALSE(is_all_sink(logit)) << logit;
+      } else {
+        ASSERT_EQ(sink_log2(logit), -kLowest) << logit;
+        ASSERT_TRUE(is_all_sink(logit)) << logit;
+      }
+    }
+  }
+  for (const float logit : {kInf, kNaN}) {
+    EXPECT_TRUE(std::isnan(sink_log2(logit)));
+    EXPECT_FALSE(is_all_sink(logit));
+  }
+}
+
 TEST(Tanh, IsWithinTheStatedError) {
   for (uint32_t u = 0x30000000u; u < 0x41900000u; u += 61) {  // 2^-31 .. 18
     const float x = float_of(u);
