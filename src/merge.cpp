@@ -273,7 +273,21 @@ Status merge_states(int64_t rows, int32_t heads, int32_t width, const attnfold_s
   bool any_sink = false;
   for (int32_t i = 0; i < n; ++i) {
     const Owner side{"states", i};
-    ATTNFOLD_RETURN_IF_ERROR(read_state(side, states + i, &given));
+    // A caller of another header has other gaps between states: those of its own sizeof.
+    const auto* state = reinterpret_cast<const attnfold_state*>(
+        reinterpret_cast<const char*>(states) + static_cast<size_t>(i) * states->struct_size);
+    if (state->struct_size != states->struct_size) {
+      return invalid(side.field("struct_size"),
+                     "that of states[0], " + std::to_string(states->struct_size),
+                     state->struct_size);
+    }
+    ATTNFOLD_RETURN_IF_ERROR(read_state(side, state, &given));
+    if (i == 0 && states->struct_size % alignof(attnfold_state) != 0) {
+      return invalid(
+          side.field("struct_size"),
+          "the sizeof of its struct, a multiple of " + std::to_string(alignof(attnfold_state)),
+          states->struct_size);
+    }
     ATTNFOLD_RETURN_IF_ERROR(resolve(side, given, shape, sides + i));
     if (given.sink_included && any_sink) {
       return invalid(side.field("sink_included"), "0 (another side counts the sink already)", 1);

@@ -80,6 +80,9 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
        [](Merge& m) { m.states[0].sink_included = m.states[1].sink_included = 1; }},
       {"states[0].normalised", [](Merge& m) { m.states[0].normalised = -1; }},
       {"states[1].struct_size", [](Merge& m) { m.states[1].struct_size = 0; }},
+      {"states[0].struct_size", [](Merge& m) { m.states[0].struct_size = 0; }},
+      {"states[1].struct_size",
+       [](Merge& m) { m.states[1].struct_size = offsetof(attnfold_state, sink_included); }},
       {"out.o", [](Merge& m) { m.out.o = nullptr; }},
       {"out.lse", [](Merge& m) { m.out.lse = nullptr; }},
       {"out.o", [](Merge& m) { m.out.o = reinterpret_cast<char*>(m.out.o) + 2; }},
@@ -123,6 +126,29 @@ TEST(MergeArguments, EveryBadArgumentIsNamedAndNothingIsWritten) {
           << "fault " << index << ", of " << argument;
     }
     ++index;
+  }
+}
+
+TEST(MergeArguments, StatesStandAsFarApartAsTheirCallersStructIsLong) {
+  Merge m;
+  ASSERT_EQ(m.run(), ATTNFOLD_OK);
+  const std::vector<float> o(m.out_o.data(), m.out_o.data() + m.out_o.size()),
+      lse(m.out_lse.data(), m.out_lse.data() + m.out_lse.size());
+  // Of a header before num_rows, and of one with 24 bytes more.
+  for (const size_t size : {offsetof(attnfold_state, num_rows), sizeof(attnfold_state) + 24}) {
+    std::vector<int64_t> memory(2 * size / sizeof(int64_t));
+    char* const bytes = reinterpret_cast<char*>(memory.data());
+    for (int s = 0; s < 2; ++s) {
+      attnfold_state state = m.states[s];
+      state.struct_size = size;
+      std::memcpy(bytes + static_cast<size_t>(s) * size, &state, std::min(size, sizeof(state)));
+    }
+    m.list = reinterpret_cast<const attnfold_state*>(bytes);
+    m.out_o.poison();
+    m.out_lse.poison();
+    ASSERT_EQ(m.run(), ATTNFOLD_OK) << size << ": " << attnfold_last_error();
+    EXPECT_EQ(std::memcmp(m.out_o.data(), o.data(), m.out_o.bytes()), 0) << size;
+    EXPECT_EQ(std::memcmp(m.out_lse.data(), lse.data(), m.out_lse.bytes()), 0) << size;
   }
 }
 
