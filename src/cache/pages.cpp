@@ -59,16 +59,13 @@ Status check_pools(const Pool& from, const Pool& to) {
   return {};
 }
 
-/** Scales per token move with their pages; others are the pools' own. */
+/** Scales per token move with their pages; others are the pools' own, but of one kind: what lies in
+ * a page is of no use where scales mean something else. */
 Status check_scale_kinds(const Pool& from, const Pool& to) {
   static constexpr const char* kKinds[] = {"k_scale_kind", "v_scale_kind"};
-  for (int t = 0; t < 2; ++t) {
-    const auto kind = [&](const Pool& pool) {
-      return pool.part[kKScale + t].width > 0 ? ATTNFOLD_SCALE_PER_TOKEN : ATTNFOLD_SCALE_NONE;
-    };
-    if (from.num_pages > 0 && to.num_pages > 0)
-      ATTNFOLD_RETURN_IF_ERROR(check_equal(kKinds[t], kind(from), kind(to)));
-  }
+  const int num_tensors = from.v().width > 0 ? 2 : 1;
+  for (int t = 0; t < num_tensors; ++t)
+    ATTNFOLD_RETURN_IF_ERROR(check_equal(kKinds[t], from.scale_kind[t], to.scale_kind[t]));
   return {};
 }
 

@@ -216,7 +216,8 @@ Status resolve_pool(const PoolNames& names, const attnfold_kv_pool* given, Pool*
   ATTNFOLD_RETURN_IF_ERROR(check_range({names.pool, "page_size"}, p.page_size, 1, INT32_MAX));
   ATTNFOLD_RETURN_IF_ERROR(
       check_range({names.pool, "num_pages"}, p.num_pages, 0, INT64_MAX / p.page_size));
-  *out = {static_cast<DType>(p.kv_dtype), p.kv_heads, p.page_size, p.num_pages, {}, {}};
+  *out = {static_cast<DType>(p.kv_dtype),  p.kv_heads, p.page_size, p.num_pages, {}, {},
+          {p.k_scale_kind, p.v_scale_kind}};
   const int bytes = dtype_bytes(out->dtype);
   ATTNFOLD_RETURN_IF_ERROR(resolve_rows(
       names.part[kK], p, *out,

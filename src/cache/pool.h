@@ -50,7 +50,8 @@ struct Pool {
   int32_t kv_heads, page_size;
   int64_t num_pages;
   Rows<char> part[kNumParts];
-  GivenScales given[2];  // of k, of v
+  GivenScales given[2];               // of k, of v
+  attnfold_scale_kind scale_kind[2];  // as given, of k and of v
 
   const Rows<char>& k() const { return part[kK]; }
   const Rows<char>& v() const { return part[kV]; }

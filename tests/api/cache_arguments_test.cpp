@@ -197,7 +197,18 @@ struct Copy {
   attnfold_kv_pool from = pool_of(k, v), to = pool_of(other_k, other_v);
   std::vector<int32_t> pairs = {0, 1, 4, 4};
   int64_t num_pairs = 2;
+  std::vector<float> scales = {0.5f, 0.25f};
+
+  /** Makes both pools of 8 bits, with scales of these kinds. */
+  void scale(attnfold_scale_kind of_from, attnfold_scale_kind of_to) {
+    for (attnfold_kv_pool* pool : {&from, &to}) {
+      pool->kv_dtype = ATTNFOLD_E4M3;
+      pool->k_scale_kind = pool->v_scale_kind = pool == &from ? of_from : of_to;
+      pool->k_scale = pool->v_scale = scales.data();
+    }
+  }
 };
+constexpr attnfold_scale_kind kTensor = ATTNFOLD_SCALE_PER_TENSOR;
 
 TEST(CacheArguments, OfCopyPages) {
   const Fault<Copy> faults[] = {
@@ -211,6 +222,14 @@ TEST(CacheArguments, OfCopyPages) {
       {"to.v", [](Copy& c) { c.from.v = nullptr; }, "a pointer"},
       {"to.k", [](Copy& c) { c.to.k = c.k.data(); }},  // k is from's, v is not
       {"to.v", [](Copy& c) { c.to.v = c.k.data() + 64; }},
+      {"to.k_scale_kind", [](Copy& c) { c.scale(ATTNFOLD_SCALE_PER_HEAD, kTensor); }, "1"},
+      {"to.k_scale_kind", [](Copy& c) { c.scale(kTensor, ATTNFOLD_SCALE_PER_HEAD); }, "2"},
+      {"to.v_scale_kind",
+       [](Copy& c) {
+         c.scale(kTensor, ATTNFOLD_SCALE_PER_HEAD);
+         c.to.k_scale_kind = kTensor;
+       },
+       "2"},
       {"num_pairs", [](Copy& c) { c.num_pairs = -1; }, "-1"},
       {"pairs", [](Copy& c) { c.pairs.clear(), c.pairs.shrink_to_fit(); }, "NULL"},
       {"pairs[0][0]", [](Copy& c) { c.pairs[0] = -1; }, "-1"},
