@@ -150,7 +150,7 @@ typedef struct attnfold_problem {
   int32_t max_batch;              /* maxima size buffers and nothing else: they never change a bit */
   int32_t max_qo_rows;            /* new tokens of all requests together */
   int32_t max_kv_len;             /* keys of one request */
-  float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; finite, >= 0 */
+  float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; >= 0, and c * log2(e) and sm_scale / c are finite floats */
   int32_t attention_chunk;        /* n: a query at p sees keys of its own chunk [p/n*n, p/n*n + n) only; 0 = off */
   int32_t sink_tokens;            /* n: keys 0..n-1 stay visible left of window_left and of the own chunk; 0 = off */
   attnfold_scale_kind k_scale_kind;
@@ -197,7 +197,7 @@ typedef enum attnfold_backend {
  */
 typedef struct attnfold_execution {
   size_t struct_size;
-  int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS, else the CPUs this process may use; 1..1024 */
+  int32_t num_threads;                /* 0 = ATTNFOLD_NUM_THREADS (1..1024), else the CPUs this process may use; 1..1024 */
   int32_t num_workers;                /* shares the work is cut into; 0 = num_threads, on the library's own threads as
                                          many as suit the batch; 1..1024 */
   uint64_t cut_seed;                  /* 0 = the planner's balanced cuts; else cuts drawn from this seed, to test schedules */
@@ -289,7 +289,7 @@ typedef struct attnfold_tensors {
   float* lse;                                              /* [qo_rows, qo_heads] natural log, or NULL */
   int64_t lse_stride_row, lse_stride_head;
   const float* alibi_slopes;                               /* [qo_heads] slope * (j - p) is added to each score, or NULL */
-  const float* sink_logits;                                /* [qo_heads] a learned term of each row's denominator, or NULL */
+  const float* sink_logits;                                /* [qo_heads] a learned term of each row's denominator, or NULL; +inf makes a row with a key NaN */
   const float* k_scale;                                    /* of the problem's k_scale_kind; per token [num_pages, page_size,
                                                               kv_heads], HND [num_pages, kv_heads, page_size]; ragged alike */
   int64_t k_scale_stride_page, k_scale_stride_token, k_scale_stride_head;   /* in floats; only of axes that the kind has */
@@ -452,7 +452,7 @@ typedef struct attnfold_state {
 /**
  * Folds `n` attention results over disjoint key sets into one, as if computed over their union.
  *
- * states      [n]; n may be 0, which gives empty rows
+ * states      [n], all of the struct_size of the first; n may be 0, which gives empty rows
  * out         where and in what form; out->o may be one of the states' o with the same strides and dtype, and likewise lse:
  *             the merge is then in place.  out must be normalised and have all rows; out->empty and out->sink_included are
  *             not read: an empty row is written as o = 0, lse = -inf

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
@@ -84,12 +85,25 @@ void run_merge(void* context, int32_t body) {
   for (int32_t task = body; task < end; task += call->merge_bodies) run_merge_task(call, task);
 }
 
+/** What ATTNFOLD_NUM_THREADS says, "" if nothing.  Read once, like ATTNFOLD_ISA. */
+const std::string& threads_text() {
+  static const std::string text =
+      std::getenv("ATTNFOLD_NUM_THREADS") ? std::getenv("ATTNFOLD_NUM_THREADS") : "";
+  return text;
+}
+
+/** 0 if `text` is no number of threads. */
+int32_t threads_in(const std::string& text) {
+  int32_t n = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, n);
+  return error == std::errc() && stop == end && n >= 1 && n <= kMostThreads ? n : 0;
+}
+
 int32_t default_threads() {
   static const int32_t threads = [] {
-    const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
-    const long n = text ? std::strtol(text, nullptr, 10) : 0;
-    return n >= 1 && n <= kMostThreads ? static_cast<int32_t>(n)
-                                       : std::min(usable_cpus(), kMostThreads);
+    const int32_t n = threads_in(threads_text());
+    return n > 0 ? n : std::min(usable_cpus(), kMostThreads);
   }();
   return threads;
 }
@@ -157,6 +171,13 @@ size_t worker_scratch_bytes(const Problem& p, const UnitShape& shape) {
   return (rows * per_row + leaf_pointers + leaf_scales + rounding + tile_scratch_bytes(p, rows) +
           63) /
          64 * 64;
+}
+
+Status check_default_threads() {
+  static const bool is_sound = threads_text().empty() || threads_in(threads_text()) > 0;
+  if (is_sound) return {};
+  return invalid("ATTNFOLD_NUM_THREADS", "1.." + std::to_string(kMostThreads),
+                 threads_text().c_str());
 }
 
 Threads threads_of(const attnfold_execution& e) {

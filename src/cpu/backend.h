@@ -12,6 +12,7 @@
 #include "cpu/kernel_row.h"
 #include "cpu/thread_pool.h"
 #include "plan/schedule.h"
+#include "status.h"
 
 namespace attnfold::cpu {
 
@@ -32,6 +33,9 @@ struct Threads {
   attnfold_parallel_for parallel_for;  // or null: the pool
   void* user;
 };
+
+/** That ATTNFOLD_NUM_THREADS, if it is set, is a number of threads. */
+Status check_default_threads();
 
 /** What a validated execution asks for: its own number, else ATTNFOLD_NUM_THREADS, else the CPUs
  * that this process may use. */

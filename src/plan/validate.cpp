@@ -4,15 +4,24 @@
 #include <cfloat>
 #include <climits>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "attnfold/cache.h"
 #include "core/fold.h"
+#include "cpu/backend.h"
 
 namespace attnfold {
 namespace {
 
 constexpr int32_t kMaxWorkers = 1024;
+
+/** As many digits as tell it from other floats, and its exponent. */
+std::string float_text(float x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", static_cast<double>(x));
+  return text;
+}
 
 std::string range_text(int64_t low, int64_t high) {
   return std::to_string(low) + ".." + std::to_string(high);
@@ -160,13 +169,23 @@ Status validate_problem(const attnfold_problem* given, attnfold_problem* p, Prob
   if (!(p->logits_softcap >= 0.0f) || std::isinf(p->logits_softcap)) {
     return invalid("logits_softcap", "a finite number >= 0 (0 = off)", p->logits_softcap);
   }
+  const double log2e = 1.44269504088896340736;
+  if (p->logits_softcap * log2e > FLT_MAX) {
+    return invalid("logits_softcap", "at most FLT_MAX / log2(e), about 2.3587e38",
+                   float_text(p->logits_softcap));
+  }
+  if (p->logits_softcap > 0.0f && static_cast<double>(p->sm_scale) / p->logits_softcap > FLT_MAX) {
+    return invalid("logits_softcap",
+                   "0 (off), or so much that sm_scale (" + float_text(p->sm_scale) +
+                       ") / logits_softcap is at most FLT_MAX",
+                   float_text(p->logits_softcap));
+  }
   ATTNFOLD_RETURN_IF_ERROR(check_range("attention_chunk", p->attention_chunk, 0, INT32_MAX));
   ATTNFOLD_RETURN_IF_ERROR(check_range("sink_tokens", p->sink_tokens, 0, INT32_MAX));
   ATTNFOLD_RETURN_IF_ERROR(check_block_mask(*p));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_batch", p->max_batch, 0, 1 << 24));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_qo_rows", p->max_qo_rows, 0, 1 << 30));
   ATTNFOLD_RETURN_IF_ERROR(check_range("max_kv_len", p->max_kv_len, 0, 1 << 30));
-  const double log2e = 1.44269504088896340736;
   const double scale = p->sm_scale * log2e;
   float scale_high = static_cast<float>(scale);
   if (scale_high > scale) scale_high = std::nextafterf(scale_high, 0.0f);
@@ -207,6 +226,7 @@ Status validate_execution(const attnfold_execution* given, attnfold_execution* e
   ATTNFOLD_RETURN_IF_ERROR(check_range("device", e->device, -1, INT32_MAX));
   if (e->stream && e->backend == ATTNFOLD_CPU)
     return invalid("stream", "NULL (backend is ATTNFOLD_CPU)", "a pointer");
+  if (e->num_threads == 0 && e->backend == ATTNFOLD_CPU) return cpu::check_default_threads();
   return {};
 }
 
@@ -464,10 +484,15 @@ Status validate_lengths(const attnfold_problem& p, const Problem& problem,
         ragged ? l->kv_indptr[r + 1] - static_cast<int64_t>(l->kv_indptr[r]) : p.max_kv_len;
     const int64_t kv_len = l->kv_len ? l->kv_len[r] : have;
     const int64_t limit = std::min<int64_t>(p.max_kv_len, have);
+    if (!l->kv_len && kv_len > limit) {
+      return invalid(indexed("kv_indptr", r + 1),
+                     "at most " + indexed("kv_indptr", r) + " (" + std::to_string(l->kv_indptr[r]) +
+                         ") + max_kv_len (" + std::to_string(p.max_kv_len) + ")",
+                     l->kv_indptr[r + 1]);
+    }
     if (kv_len < 0 || kv_len > limit) {
       const char* why = limit < p.max_kv_len ? " (rows in kv_indptr)" : " (max_kv_len)";
-      return invalid(indexed(l->kv_len ? "kv_len" : "kv_indptr", r), range_text(0, limit) + why,
-                     kv_len);
+      return invalid(indexed("kv_len", r), range_text(0, limit) + why, kv_len);
     }
     RequestShape shape;
     shape.qo_len = l->qo_indptr[r + 1] - l->qo_indptr[r];

@@ -51,6 +51,12 @@ Status check_per_head(const char* name, const float* values, int64_t heads, Exte
   return {};
 }
 
+/** Of two numbers >= 0; INT64_MAX, which no extent has room for, where it does not fit. */
+int64_t product(int64_t a, int64_t b) {
+  int64_t c;
+  return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
+}
+
 int64_t or_default(int64_t stride, int64_t packed) { return stride != 0 ? stride : packed; }
 
 struct KvStrides {
@@ -59,9 +65,10 @@ struct KvStrides {
 
 /** Default strides of k or v in the problem's layout. */
 KvStrides packed_kv(const attnfold_problem& p, const TensorExtents& e, int64_t width) {
-  if (p.kv_layout == ATTNFOLD_HND)
-    return {p.kv_heads * e.kv_tokens * width, width, e.kv_tokens * width};
-  return {p.kv_heads * e.kv_tokens * width, p.kv_heads * width, width};
+  const int64_t token = p.kv_heads * width, head = product(e.kv_tokens, width);
+  const int64_t page = product(e.kv_tokens, token);
+  if (p.kv_layout == ATTNFOLD_HND) return {page, width, head};
+  return {page, token, width};
 }
 
 Status check_kv(const char* name, const attnfold_problem& p, const TensorExtents& e,

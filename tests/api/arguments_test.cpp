@@ -88,6 +88,11 @@ TEST(CreateArguments, EveryBadFieldOfTheProblemIsNamed) {
       {"logits_softcap", [](P& p) { p.logits_softcap = -1.0f; }},
       {"logits_softcap", [](P& p) { p.logits_softcap = kNaN; }},
       {"logits_softcap", [](P& p) { p.logits_softcap = kInf; }},
+      // c * log2(e), and sm_scale / c, are floats of the kernels.
+      {"logits_softcap", [](P& p) { p.logits_softcap = 2.36e38f; }},
+      {"logits_softcap", [](P& p) { p.logits_softcap = 3.4028234e38f; }},
+      {"logits_softcap", [](P& p) { p.logits_softcap = 1e-45f; }},
+      {"logits_softcap", [](P& p) { p.sm_scale = 1e30f, p.logits_softcap = 1e-20f; }},
       {"attention_chunk", [](P& p) { p.attention_chunk = -1; }},
       {"sink_tokens", [](P& p) { p.sink_tokens = INT32_MIN; }},
       {"sparse_block_size", [](P& p) { p.sparse_block_size = -1; }},

@@ -232,6 +232,17 @@ TEST(Errors, ContentsOfRaggedLengths) {
                          });
 }
 
+TEST(Errors, MoreRaggedRowsThanMemoryHolds) {
+  Call call = ragged_call();
+  for (const int64_t num_rows : {INT64_MAX, INT64_MAX / 64, int64_t{1} << 60, int64_t{1} << 56}) {
+    call.num_kv_rows = num_rows;
+    attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
+    const RunResult result = run_engine(call, execution);
+    EXPECT_EQ(result.status, ATTNFOLD_INVALID_ARGUMENT) << num_rows;
+    EXPECT_EQ(result.error.rfind("k: expected", 0), 0u) << result.error;
+  }
+}
+
 TEST(Errors, MasksOfRequests) {
   expect_refused_lengths(
       masked_call(), {
@@ -264,6 +275,15 @@ TEST(Errors, PointersOfLengths) {
       {masked_call(), {"mask_indptr", [](L& l) { l.mask_indptr = nullptr; }}},
       {masked_call(), {"mask_bits", [](L& l) { l.mask_bits = nullptr; }}},
       {ragged_call(), {"kv_indptr", [](L& l) { l.kv_indptr = nullptr; }}},
+      // Lengths that come from the offsets: the end of the request at fault is named.
+      {ragged_call(),
+       {"kv_indptr[2]",
+        [](L& l) {
+          static constexpr int32_t kFar[] = {0, 70, 1 << 30, 1 << 30};
+          l.kv_len = nullptr;
+          l.kv_indptr = kFar;
+          l.num_kv_rows = 1 << 30;
+        }}},
       {ragged_call(), {"block_table", [](L& l) { l.block_table = &kSome; }}},
       {ragged_call(), {"kv_indices", [](L& l) { l.kv_indices = &kSome; }}},
   };
