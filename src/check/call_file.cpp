@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <set>
 
 #include "check/call_masks.h"
@@ -78,6 +79,12 @@ class CallReader : private Fields {
     if (check_format()) read_all();
     *unsupported = unsupported_;
     return std::move(call_);
+  }
+
+  /** Format and names, before any data. */
+  void check_header(std::string* unsupported) {
+    if (check_format()) check_names();
+    *unsupported = unsupported_;
   }
 
  private:
@@ -485,17 +492,22 @@ LoadResult refusal(std::string text) {
   return result;
 }
 
-}  // namespace
-
-LoadResult parse_call(const void* bytes, size_t size, const std::string& name_for_messages) {
-  const std::string at = name_for_messages + ": ";
+/** A call, or with `header_alone` only whether its header is one of a call: bytes after the header
+ * are then not looked at. */
+LoadResult parse(const void* bytes, size_t size, const std::string& name, bool header_alone) {
+  const std::string at = name + ": ";
   try {
     Container container;
     const std::string fault = parse_container(bytes, size, &container);
     if (!fault.empty()) return refusal(at + fault);
     LoadResult result;
     std::string unsupported;
-    result.call = CallReader(container).read(&unsupported);
+    CallReader reader(container);
+    if (header_alone) {
+      reader.check_header(&unsupported);
+    } else {
+      result.call = reader.read(&unsupported);
+    }
     if (unsupported.empty()) {
       result.ok = true;
       return result;
@@ -510,6 +522,47 @@ LoadResult parse_call(const void* bytes, size_t size, const std::string& name_fo
   }
 }
 
+/** Reads `size` bytes of `file` on from where it stands; "" or what is wrong. */
+std::string read_bytes(std::FILE* file, void* to, size_t size) {
+  const size_t got = std::fread(to, 1, size, file);
+  if (got == size) return "";
+  return "expected " + std::to_string(size) + " bytes more, got " + std::to_string(got);
+}
+
+/** The header alone first: what is no call is not read whole. */
+LoadResult read_call(std::FILE* file, size_t size, const std::string& path) {
+  const std::string at = path + ": ";
+  unsigned char length[kLengthBytes] = {};
+  if (const std::string fault = read_bytes(file, length, std::min(size, kLengthBytes));
+      !fault.empty())
+    return refusal(at + fault);
+  uint64_t header_bytes = 0;
+  for (size_t i = kLengthBytes; i-- > 0;) header_bytes = header_bytes << 8 | length[i];
+  // One that is too long is refused by its length.
+  if (size < kLengthBytes || header_bytes > std::min(size - kLengthBytes, kMaxHeaderBytes))
+    return parse(length, size, path, true);
+  Buffer header(kLengthBytes + header_bytes);
+  std::memcpy(header.data(), length, kLengthBytes);
+  if (const std::string fault = read_bytes(file, header.data() + kLengthBytes, header_bytes);
+      !fault.empty())
+    return refusal(at + fault);
+  LoadResult judged = parse(header.data(), size, path, true);
+  if (!judged.ok) return judged;
+  Buffer bytes(size);
+  std::memcpy(bytes.data(), header.data(), header.size());
+  if (const std::string fault =
+          read_bytes(file, bytes.data() + header.size(), size - header.size());
+      !fault.empty())
+    return refusal(at + fault);
+  return parse_call(bytes.data(), bytes.size(), path);
+}
+
+}  // namespace
+
+LoadResult parse_call(const void* bytes, size_t size, const std::string& name_for_messages) {
+  return parse(bytes, size, name_for_messages, false);
+}
+
 LoadResult load_call(const std::string& path) {
   std::error_code error;
   const bool regular = std::filesystem::is_regular_file(path, error);
@@ -518,16 +571,10 @@ LoadResult load_call(const std::string& path) {
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (error) return refusal(path + ": size cannot be read: " + error.message());
   try {
-    Buffer bytes(size);
-    std::FILE* file = std::fopen(path.c_str(), "rb");
+    const auto close = [](std::FILE* f) { std::fclose(f); };
+    std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rb"), close);
     if (file == nullptr) return refusal(path + ": expected a readable file, got an error on open");
-    const size_t got = std::fread(bytes.data(), 1, size, file);
-    std::fclose(file);
-    if (got != size) {
-      return refusal(path + ": expected " + std::to_string(size) + " bytes, got " +
-                     std::to_string(got));
-    }
-    return parse_call(bytes.data(), bytes.size(), path);
+    return read_call(file.get(), size, path);
   } catch (const std::exception& fault) {
     return refusal(path + ": cannot be read: " + fault.what());
   }

@@ -11,8 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kLengthBytes = 8;
-constexpr size_t kMaxHeaderBytes = size_t{16} << 20;
 constexpr int kMaxJsonDepth = 3;  // header object, tensor object, shape array
 constexpr size_t kMaxShownChars = 64;
 constexpr size_t kMaxDims = 16;

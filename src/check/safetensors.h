@@ -32,6 +32,8 @@ struct Container {
  * names, types of every value, shapes against offsets without overflow, and that the arrays cover
  * the data without overlap or gap.
  */
+constexpr size_t kLengthBytes = 8;  // of the header's length, at the start of a file
+constexpr size_t kMaxHeaderBytes = size_t{16} << 20;
 std::string parse_container(const void* bytes, size_t size, Container* container);
 
 /** "" or what went wrong. */

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "check/generate.h"
@@ -177,6 +179,32 @@ TEST(CallFile, PathsThatAreNoFileAreNamed) {
 }
 
 // ------------------------------------------------ forms of a call
+
+TEST(CallFile, AFileThatIsNoCallByItsHeaderIsNotReadWhole) {
+  const TemporaryFile file;
+  constexpr uint64_t kBytes = uint64_t{1} << 40;  // a hole, far more than there is memory
+  for (const auto& [metadata, expected] :
+       {std::pair("", "metadata format"),
+        std::pair(R"("__metadata__":{"format":"attnfold-call-2"},)", "attnfold-call-2"),
+        std::pair(R"("__metadata__":{"format":"attnfold-call-1"},)", "tensor")}) {
+    std::string header = std::string("{") + metadata + R"("weight":{"dtype":"U8","shape":[)";
+    const uint64_t length = header.size() + 60;
+    const std::string data = std::to_string(kBytes - 8 - length);
+    header += data + R"(],"data_offsets":[0,)" + data + "]}}";
+    header.resize(length, ' ');
+    {
+      std::ofstream out(file.path(), std::ios::binary);
+      for (int i = 0; i < 8; ++i) out.put(static_cast<char>(length >> (8 * i) & 0xff));
+      out << header;
+    }
+    std::error_code error;
+    std::filesystem::resize_file(file.path(), kBytes, error);
+    if (error) GTEST_SKIP() << "no file of 2^40 bytes here: " << error.message();
+    const LoadResult loaded = load_call(file.path());
+    EXPECT_FALSE(loaded.ok);
+    EXPECT_NE(loaded.error.find(expected), std::string::npos) << loaded.error;
+  }
+}
 
 TEST(CallFile, BlockTableCsrAndRaggedFormsRead) {
   EXPECT_TRUE(reads(paged_parts().bytes()));
