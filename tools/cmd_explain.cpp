@@ -33,10 +33,12 @@ void write_text(const std::string& path, const std::string& text) {
 
 int run_explain(const ExplainOptions& options) {
   if (options.list) {
+    options.flags.require_alone("--list", {});
     fmt::print("{}", known_text());
     return kRight;
   }
   if (options.book) {
+    options.flags.require_alone("--book", {"--with", "--json"});
     if (options.as_json) {
       print_json(book_json(options.book_part, options.book_changes));
     } else {
@@ -84,7 +86,9 @@ void add_explain(CLI::App& app, Command& command) {
   sub->add_flag("--json", options->as_json, "Print JSON");
   sub->add_flag("--measured", options->measured,
                 "Also run attnfold on this machine, beside the floor of this machine");
-  sub->add_option("--html", options->html, "Also write a page with pictures")->type_name("FILE");
+  sub->add_option("--html", options->html, "Also write a page with pictures")
+      ->check(not_empty())
+      ->type_name("FILE");
   sub->add_flag("--list", options->list, "List the models and machines that are known by name");
   auto* book =
       sub->add_option("--book", options->book_part,
@@ -92,6 +96,7 @@ void add_explain(CLI::App& app, Command& command) {
           ->expected(0, 1)
           ->type_name("[NAME]");
   sub->add_option("--with", options->book_changes, "With --book: other inputs, as in h=64,h_kv=4")
+      ->check(not_empty())
       ->type_name("LIST");
   sub->footer(
       "Costs are those of one layer.  docs/explain.md has the formulas and sources.\n"

@@ -84,6 +84,46 @@ CLI::Validator in_range(int64_t low, int64_t high) {
   return CLI::Validator(range_check(low, high), fmt::format("{}..{}", low, high), "in_range");
 }
 
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+template <class T>
+CLI::Option* add_numbers(CLI::App* sub, const std::string& flag, std::vector<T>& numbers, T low,
+                         T high, const std::string& help) {
+  auto check = [one = range_check(low, high)](std::string& text) -> std::string {
+    for (std::string& part : split_list(text)) {
+      if (std::string bad = one(part); !bad.empty()) return bad;
+    }
+    return {};
+  };
+  auto set = [&numbers](const std::string& text) {
+    numbers.clear();
+    for (const std::string& part : split_list(text)) parse_whole(part, numbers.emplace_back());
+  };
+  return sub->add_option_function<std::string>(flag, set, help)
+      ->check(CLI::Validator(check, fmt::format("{}..{}", low, high), "numbers"))
+      ->type_name("LIST");
+}
+template CLI::Option* add_numbers(CLI::App*, const std::string&, std::vector<int>&, int, int,
+                                  const std::string&);
+template CLI::Option* add_numbers(CLI::App*, const std::string&, std::vector<int64_t>&, int64_t,
+                                  int64_t, const std::string&);
+
+CLI::Option* add_names(CLI::App* sub, const std::string& flag, std::vector<std::string>& names,
+                       const std::string& help) {
+  auto set = [&names](const std::string& text) { names = split_list(text); };
+  return sub->add_option_function<std::string>(flag, set, help)->type_name("LIST");
+}
+
 template <class T>
 CLI::Validator whole_number() {
   using Limits = std::numeric_limits<T>;
@@ -103,8 +143,15 @@ CLI::Validator finite_number() {
   return CLI::Validator(number_check("a finite number", -HUGE_VAL), "", "finite_number");
 }
 
-CLI::Validator positive_number() {
-  return CLI::Validator(number_check("a finite number > 0", 0), "> 0", "positive_number");
+CLI::Validator number_between(double low, double high) {
+  auto check = [=](std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const bool whole = !text.empty() && end == text.c_str() + text.size();
+    if (whole && low <= value && value <= high) return {};
+    return fmt::format("expected {:g}..{:g}, got {}", low, high, text);
+  };
+  return CLI::Validator(check, fmt::format("{:g}..{:g}", low, high), "number_between");
 }
 
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads) {
@@ -119,6 +166,7 @@ CLI::Option* add_isa_flag(CLI::App* sub, std::string& isa) {
       ->add_option(
           "--isa", isa,
           "Force the kernel rows of this ISA (`attnfold info` lists them); default by CPUID")
+      ->check(not_empty())
       ->type_name("NAME");
 }
 

@@ -46,9 +46,17 @@ CLI::Validator whole_number();
 /** What is not empty: "" would be taken for an option that is not there. */
 CLI::Validator not_empty();
 
-/** A finite number; a finite number > 0. */
+/** A finite number; a number in [low, high]. */
 CLI::Validator finite_number();
-CLI::Validator positive_number();
+CLI::Validator number_between(double low, double high);
+
+// Values with commas between them, none of which may be missing: CLI11's own delimiter drops empty
+// ones, so that 1,,2 would be 1,2.
+template <class T>
+CLI::Option* add_numbers(CLI::App* sub, const std::string& flag, std::vector<T>& numbers, T low,
+                         T high, const std::string& help);
+CLI::Option* add_names(CLI::App* sub, const std::string& flag, std::vector<std::string>& names,
+                       const std::string& help);
 
 // Flags that mean the same in every subcommand.
 CLI::Option* add_threads_flag(CLI::App* sub, int32_t& threads);

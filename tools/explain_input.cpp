@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -57,10 +58,11 @@ std::vector<Request> parse_lengths(const std::string& flag, const std::string& w
   return batch;
 }
 
-int64_t element_bytes(const std::string& flag, const std::string& text) {
-  if (text == "f32") return 4;
-  if (text == "f16" || text == "bf16") return 2;
-  if (text == "fp8") return 1;
+DType element_type(const std::string& flag, const std::string& text) {
+  if (text == "f32") return DType::f32;
+  if (text == "f16") return DType::f16;
+  if (text == "bf16") return DType::bf16;
+  if (text == "fp8") return DType::e4m3;
   throw BadInput(fmt::format("{}: expected f32, f16, bf16 or fp8, got {}", flag, text));
 }
 
@@ -73,6 +75,34 @@ std::pair<int64_t, int64_t> parse_two(const std::string& flag, const std::string
     throw BadInput(fmt::format("{}: expected a number, or two as in 32/8, got {}", flag, whole));
   }
   return {a, b};
+}
+
+/** The rows of a Question are causal and see a window at most: what else a call's rows see or do
+ * not see cannot be asked.  Throws BadInput. */
+void require_plain_mask(const std::string& file, const check::Call& call) {
+  const attnfold_problem& p = call.problem;
+  const auto refuse = [&](const char* field, const std::string& expected, const std::string& got) {
+    throw BadInput(fmt::format(
+        "{}: {}: expected {}, got {}: explain knows causal rows, with or without a window_left",
+        file, field, expected, got));
+  };
+  const auto require_off = [&](const char* field, int64_t value, int64_t off) {
+    if (value != off) refuse(field, fmt::format("{}", off), fmt::format("{}", value));
+  };
+  require_off("attention_chunk", p.attention_chunk, 0);
+  require_off("sparse_block_size", p.sparse_block_size, 0);
+  if (p.window_left >= 0) require_off("sink_tokens", p.sink_tokens, 0);
+  for (size_t r = 0; r < static_cast<size_t>(call.batch); ++r) {
+    if (!call.mask_width.empty())
+      require_off(fmt::format("mask_width[{}]", r).c_str(), call.mask_width[r], 0);
+    if (!call.visible_prefix.empty())
+      require_off(fmt::format("visible_prefix[{}]", r).c_str(), call.visible_prefix[r], 0);
+    // The last row of a request sees all keys up to its own, which is the last, causal or not.
+    const int32_t qo_len = call.qo_indptr[r + 1] - call.qo_indptr[r];
+    if (p.mask == ATTNFOLD_MASK_CAUSAL || p.window_right == 0 || qo_len <= 1) continue;
+    if (p.window_right > 0) require_off("window_right", p.window_right, 0);
+    refuse("mask", fmt::format("causal with the {} new tokens of request {}", qo_len, r), "none");
+  }
 }
 
 template <class Known>
@@ -122,12 +152,19 @@ Machine measured_machine() {
 void ExplainFlags::add_to(CLI::App* sub) {
   using explain::known_machines;
   using explain::known_models;
-  sub->add_option("FILE", file_, "A call: its lengths and shapes")->type_name("");
-  const auto add = [sub](const char* group, const char* flag, auto& target, const char* help) {
+  sub->add_option("FILE", file_, "A call: its lengths and shapes")
+      ->check(not_empty())
+      ->type_name("");
+  const auto add = [sub, this](const char* group, const char* flag, auto& target,
+                               const char* help) {
     CLI::Option* option = sub->add_option(flag, target, help)->group(group)->capture_default_str();
     if constexpr (std::is_same_v<decltype(target), std::string&>) option->check(not_empty());
+    const bool is_of_call =
+        std::string_view(group) == "Batch" || std::string_view(group) == "Model";
+    if (is_of_call) of_call_.push_back(option);
     return option;
   };
+  sub_ = sub;
   add("Model", "--model", model_, "One of those that --list shows")->type_name("NAME");
   add("Model", "--config", config_, "A config.json of a model")->type_name("FILE");
   CLI::Option* heads = add("Model", "--heads", heads_, "qo_heads/kv_heads")->type_name("N[/N]");
@@ -146,14 +183,16 @@ void ExplainFlags::add_to(CLI::App* sub) {
   lengths_option_ =
       add("Batch", "--lengths", lengths_, "Instead: 65536,512x15,128/4096 (new tokens/keys)")
           ->type_name("LIST");
-  add("Batch", "--page-size", page_size_, "Tokens per page")->check(in_range(1, 1 << 20));
+  page_size_option_ =
+      add("Batch", "--page-size", page_size_, "Tokens per page")->check(in_range(1, 1 << 20));
   add("Batch", "--shared-prefix", shared_prefix_, "Keys that all requests have in common")
       ->check(in_range(0, 1 << 24));
   add("Machine", "--gpu", gpu_, "One of those that --list shows, or here: this machine, measured")
       ->type_name("NAME");
   add("Machine", "--sms", sms_, "SMs or cores, instead of the table's")->check(in_range(1, 1024));
-  add("Machine", "--tb-per-s", tb_per_s_, "Bandwidth, instead")->check(positive_number());
-  add("Machine", "--tflop-per-s", tflop_per_s_, "Dense peak, instead")->check(positive_number());
+  add("Machine", "--tb-per-s", tb_per_s_, "Bandwidth, instead")->check(number_between(1e-6, 1e6));
+  add("Machine", "--tflop-per-s", tflop_per_s_, "Dense peak, instead")
+      ->check(number_between(1e-6, 1e6));
   explain::Switches& on = switches_;
   const char* engines = "Engines";
   sub->add_flag("--batch-invariant", on.batch_invariant, "vLLM's VLLM_BATCH_INVARIANT")
@@ -161,15 +200,17 @@ void ExplainFlags::add_to(CLI::App* sub) {
   sub->add_flag("--cuda-graph", on.cuda_graph, "FlashInfer under CUDA graphs")->group(engines);
   sub->add_flag("--vllm-no-scratch", no_scratch_, "vLLM without buffers for partial states")
       ->group(engines);
-  add(engines, "--vllm-capture-sizes", on.vllm_capture_sizes, "Batch sizes of full CUDA graphs")
-      ->delimiter(',')
-      ->check(in_range(1, 65536));
+  add_numbers<int64_t>(sub, "--vllm-capture-sizes", on.vllm_capture_sizes, 1, 65536,
+                       "Batch sizes of full CUDA graphs")
+      ->group(engines);
   add(engines, "--sglang-splits", on.sglang_max_splits, "--triton-attention-num-kv-splits")
       ->check(in_range(1, 1024));
-  add(engines, "--flashinfer-fixed-pages", on.flashinfer_fixed_pages, "fixed_split_size")
-      ->check(in_range(1, 1 << 24));
+  CLI::Option* fixed_pages =
+      add(engines, "--flashinfer-fixed-pages", on.flashinfer_fixed_pages, "fixed_split_size")
+          ->check(in_range(1, 1 << 24));
   sub->add_flag("--flashinfer-no-split", on.flashinfer_no_split, "disable_split_kv")
-      ->group(engines);
+      ->group(engines)
+      ->excludes(fixed_pages);
   add(engines, "--flashinfer-blocks-per-sm", on.flashinfer_blocks_per_sm,
       "Its CUDA-core decode kernel's occupancy")
       ->check(in_range(1, 32));
@@ -230,10 +271,39 @@ std::vector<Request> ExplainFlags::requests() const {
   return std::vector<Request>(static_cast<size_t>(batch_), Request{query_, context_});
 }
 
+/** What FILE says is not said by flags too, nor the lengths in two ways. */
+void ExplainFlags::require_one_source() const {
+  for (const CLI::Option* option : of_call_) {
+    const std::string name = option->get_name();
+    if (option->count() == 0) continue;
+    const bool is_beside = name == "--tp" || name == "--shared-prefix" || name == "--page-size";
+    if (!file_.empty() && !is_beside) {
+      throw BadInput(fmt::format("FILE: expected either a FILE or {}, got both", name));
+    }
+    const bool is_lengths = name == "--batch" || name == "--context" || name == "--query";
+    if (lengths_option_->count() > 0 && is_lengths) {
+      throw BadInput(fmt::format("--lengths: expected either it or {}, got both", name));
+    }
+  }
+}
+
+void ExplainFlags::require_alone(const std::string& flag,
+                                 const std::vector<std::string>& beside) const {
+  for (const CLI::Option* option : sub_->get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == flag) continue;
+    if (std::find(beside.begin(), beside.end(), name) != beside.end()) continue;
+    throw BadInput(fmt::format(
+        "{}: expected {}, got {} beside it", flag,
+        beside.empty() ? "nothing else" : fmt::format("{} alone", fmt::join(beside, ", ")), name));
+  }
+}
+
 void ExplainFlags::read_call(Question& question) const {
   const check::LoadResult loaded = check::load_call(file_);
-  if (!loaded.ok) throw BadInput(fmt::format("{}: {}", file_, loaded.error));
+  if (!loaded.ok) throw BadInput(loaded.error);
   const attnfold_problem& p = loaded.call.problem;
+  require_plain_mask(file_, loaded.call);
   Model& m = question.model;
   m = Model{};
   m.name = file_;
@@ -243,15 +313,20 @@ void ExplainFlags::read_call(Question& question) const {
   m.h_kv = p.kv_heads;
   m.d_qk = p.head_dim_qk;
   m.d_vo = p.head_dim_vo;
+  m.latent = p.v_in_k != 0;
   m.alibi = !loaded.call.alibi_slopes.empty();
   if (p.window_left >= 0) {
-    m.window = int64_t{p.window_left} + 1;
+    m.window = std::min(int64_t{p.window_left} + 1, int64_t{INT32_MAX});  // no call is longer
     m.window_layers = 1;
   }
-  const auto bytes = [](attnfold_dtype type) { return type == ATTNFOLD_F32 ? 4 : 2; };
-  question.q_bytes = bytes(p.q_dtype);
-  question.kv_bytes = bytes(p.kv_dtype);
-  if (p.kv_storage == ATTNFOLD_KV_PAGED) question.page = p.page_size;
+  question.q_type = static_cast<DType>(p.q_dtype);
+  question.kv_type = static_cast<DType>(p.kv_dtype);
+  question.o_type = static_cast<DType>(p.o_dtype);
+  if (p.kv_storage == ATTNFOLD_KV_PAGED) {
+    if (page_size_option_->count() > 0)
+      throw BadInput("FILE: expected either a FILE with pages or --page-size, got both");
+    question.page = p.page_size;
+  }
   question.batch.clear();
   for (size_t r = 0; r < static_cast<size_t>(loaded.call.batch); ++r) {
     const Request request{loaded.call.qo_indptr[r + 1] - loaded.call.qo_indptr[r],
@@ -263,15 +338,13 @@ void ExplainFlags::read_call(Question& question) const {
 Question ExplainFlags::question() const {
   Question question;
   question.page = page_size_;
-  question.q_bytes = element_bytes("--q", q_);
-  question.kv_bytes = element_bytes("--kv", kv_);
+  question.q_type = question.o_type = element_type("--q", q_);
+  question.kv_type = element_type("--kv", kv_);
+  require_one_source();
   if (file_.empty()) {
     question.model = model();
     question.batch = requests();
   } else {
-    if (!model_.empty() || !config_.empty() || !heads_.empty() || lengths_option_->count() > 0) {
-      throw BadInput("FILE: expected either a FILE or a model and lengths, got both");
-    }
     read_call(question);
   }
   if (const std::string bad = explain::shard(question.model, tp_); !bad.empty()) {

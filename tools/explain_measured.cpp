@@ -13,13 +13,14 @@ namespace {
 
 BenchShape shape_of(const explain::Question& question) {
   const explain::Model& m = question.model;
-  if (m.d_qk != m.d_vo) throw BadInput("--measured: expected keys and values of one width");
-  if (question.q_bytes != question.kv_bytes || question.kv_bytes < 2) {
+  if (m.latent || m.d_qk != m.d_vo)
+    throw BadInput("--measured: expected keys and values apart and of one width");
+  if (question.q_type != question.kv_type || question.kv_bytes() < 2) {
     throw BadInput("--measured: expected q, k and v of one type, f32, f16 or bf16");
   }
   int64_t keys = 0;
   for (const explain::Request& r : question.batch) keys += r.kv;
-  const int64_t pool = keys * m.h_kv * m.kv_elements() * question.kv_bytes;
+  const int64_t pool = keys * m.h_kv * m.kv_elements() * question.kv_bytes();
   if (pool > available_memory_bytes() / 2) {
     throw BadInput(
         fmt::format("--measured: the batch has {} of K and V, more than half of the free memory",
@@ -29,7 +30,7 @@ BenchShape shape_of(const explain::Question& question) {
   shape.name = m.name;
   shape.qo_heads = static_cast<int32_t>(m.h);
   shape.kv_heads = static_cast<int32_t>(m.h_kv);
-  shape.dtype = question.kv_bytes == 4 ? ATTNFOLD_F32 : ATTNFOLD_BF16;
+  shape.dtype = static_cast<attnfold_dtype>(question.kv_type);
   shape.head_dim = static_cast<int32_t>(m.d_qk);
   shape.page_size = static_cast<int32_t>(question.page);
   for (const explain::Request& r : question.batch) {
@@ -56,6 +57,7 @@ MeasuredRun measure_question(const explain::Question& question) {
 
   progress.show("filling k and v");
   check::Call call = make_call(shape);
+  call.problem.o_dtype = static_cast<attnfold_dtype>(question.o_type);
   if (question.windowed) call.problem.window_left = static_cast<int32_t>(question.model.window - 1);
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   execution.num_threads = run.threads;

@@ -18,14 +18,14 @@ constexpr const char* kName = "attnfold";
 /** Ragged KV: the schedule does not depend on pages, and a pool of them is not needed to plan. */
 attnfold_problem problem_of(const Question& question) {
   const Model& m = question.model;
-  const auto type = [](int64_t bytes) { return bytes == 4 ? ATTNFOLD_F32 : ATTNFOLD_BF16; };
   attnfold_problem p = ATTNFOLD_PROBLEM_INIT;
   p.qo_heads = static_cast<int32_t>(m.h);
   p.kv_heads = static_cast<int32_t>(m.h_kv);
   p.head_dim_qk = static_cast<int32_t>(m.d_qk);
   p.head_dim_vo = static_cast<int32_t>(m.d_vo);
-  p.q_dtype = p.o_dtype = type(question.q_bytes);
-  p.kv_dtype = type(question.kv_bytes);
+  p.q_dtype = static_cast<attnfold_dtype>(question.q_type);
+  p.kv_dtype = static_cast<attnfold_dtype>(question.kv_type);
+  p.o_dtype = static_cast<attnfold_dtype>(question.o_type);
   p.kv_storage = ATTNFOLD_KV_RAGGED;
   if (question.windowed) p.window_left = static_cast<int32_t>(m.window - 1);
   p.max_batch = static_cast<int32_t>(question.batch.size());
@@ -222,7 +222,7 @@ Line gpu_line(const Question& question, const attnfold_lengths& lengths) {
 }  // namespace
 
 Line attnfold_engine(const Question& question) {
-  for (const int64_t bytes : {question.q_bytes, question.kv_bytes}) {
+  for (const int64_t bytes : {question.q_bytes(), question.kv_bytes()}) {
     if (bytes != 2 && bytes != 4) {
       return not_used(kName, fmt::format("elements of 2 or 4 bytes are planned, got {}", bytes));
     }

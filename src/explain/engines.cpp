@@ -103,7 +103,7 @@ int64_t visible_pairs(const Question& question) {
 int64_t distinct_kv_bytes(const Question& question) {
   int64_t keys = 0;
   for (const Request& r : question.batch) keys += seen_keys(question, r).size();
-  return keys * question.model.h_kv * question.model.kv_elements() * question.kv_bytes;
+  return keys * question.model.h_kv * question.model.kv_elements() * question.kv_bytes();
 }
 
 Line not_used(const char* engine, std::string why) {
@@ -120,8 +120,8 @@ Line start(const Question& question, const char* engine) {
   line.engine = engine;
   line.splits.assign(question.batch.size(), 1);
   line.kv_bytes = distinct_kv_bytes(question);
-  line.other_bytes = tensor_bytes(m.h, total_q(question), m.d_qk, question.q_bytes) +
-                     tensor_bytes(m.h, total_q(question), m.d_vo, question.q_bytes);
+  line.other_bytes = tensor_bytes(m.h, total_q(question), m.d_qk, question.q_bytes()) +
+                     tensor_bytes(m.h, total_q(question), m.d_vo, question.o_bytes());
   line.flop = attention_flop(m.h, visible_pairs(question), m.d_qk, m.d_vo);
   return line;
 }
@@ -130,7 +130,7 @@ std::vector<Span> timeline(const Question& question, const Line& line, size_t mo
   const Model& m = question.model;
   const Machine& machine = question.machine;
   const double share = static_cast<double>(machine.sms);
-  const int64_t key_bytes = m.kv_elements() * question.kv_bytes;
+  const int64_t key_bytes = m.kv_elements() * question.kv_bytes();
   using Free = std::pair<double, int32_t>;  // when, who
   std::priority_queue<Free, std::vector<Free>, std::greater<>> idle;
   for (int32_t w = 0; w < narrow(machine.sms); ++w) idle.emplace(0.0, w);
@@ -167,7 +167,7 @@ void finish(const Question& question, Line& line) {
     line.live += block.copies;
     line.keys_per_block = std::max(line.keys_per_block, block.keys);
     line.kv_loads +=
-        block.copies * block.keys * block.kv_heads * m.kv_elements() * question.kv_bytes;
+        block.copies * block.keys * block.kv_heads * m.kv_elements() * question.kv_bytes();
     rows += block.copies * block.rows;
     tile_rows += block.copies * block.tile_rows;
     if (block.worker >= 0) workers.insert(block.worker);

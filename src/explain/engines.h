@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "explain/model.h"
 
 namespace attnfold::explain {
@@ -33,11 +34,15 @@ struct Question {
   Model model;  // one rank's shard
   Machine machine;
   std::vector<Request> batch;
-  int64_t q_bytes = 2, kv_bytes = 2;  // of an element
+  DType q_type = DType::bf16, kv_type = DType::bf16, o_type = DType::bf16;
   int64_t page = 16;
   bool windowed = false;      // a layer with the model's window
   int64_t shared_prefix = 0;  // keys that all requests have in common
   Switches switches;
+
+  int64_t q_bytes() const { return dtype_bytes(q_type); }  // of an element
+  int64_t kv_bytes() const { return dtype_bytes(kv_type); }
+  int64_t o_bytes() const { return dtype_bytes(o_type); }
 };
 
 /** "" or which part of the question is unsound. */

@@ -38,7 +38,7 @@ Line flash_attention_2(const Question& question) {
   if (m.latent || m.d_qk > 256) {
     return not_used(name, fmt::format("head widths are at most 256, got {}", m.d_qk));
   }
-  if (question.q_bytes != 2 || question.kv_bytes != 2) {
+  if (question.q_bytes() != 2 || question.kv_bytes() != 2) {
     return not_used(name, "q, k and v are fp16 or bf16 alike");
   }
   const int64_t requests = static_cast<int64_t>(question.batch.size());
@@ -93,9 +93,9 @@ Fa3Plan plan_fa3(const Question& question) {
   const bool local = question.windowed;
   const bool causal = !local && !(tokens == 1 && (m.d_qk <= 64 || m.d_qk > 128));
   Fa3Plan plan;
-  plan.tile = fa3::tile_size(m.d_qk, m.d_vo, causal, local, false, question.kv_bytes);
+  plan.tile = fa3::tile_size(m.d_qk, m.d_vo, causal, local, false, question.kv_bytes());
   const bool tma = question.page % plan.tile.n == 0 && tokens * m.group() > plan.tile.m;
-  plan.tile = fa3::tile_size(m.d_qk, m.d_vo, causal, local, !tma, question.kv_bytes);
+  plan.tile = fa3::tile_size(m.d_qk, m.d_vo, causal, local, !tma, question.kv_bytes());
   const int64_t seen =
       local ? std::min(longest_kv(question), m.window + plan.tile.m) : longest_kv(question);
   const int64_t m_blocks = ceil_div(tokens * m.group(), plan.tile.m);
@@ -104,7 +104,7 @@ Fa3Plan plan_fa3(const Question& question) {
                : on.fa_splits > 0
                    ? on.fa_splits
                    : fa3::split_bound({m.h_kv * m_blocks, m_blocks, ceil_div(seen, plan.tile.n),
-                                       longest_kv(question) * m.kv_elements() * question.kv_bytes,
+                                       longest_kv(question) * m.kv_elements() * question.kv_bytes(),
                                        sms, causal || local});
   int64_t sum = 0;
   for (const Request& r : question.batch) {
@@ -130,7 +130,7 @@ Line flash_attention_3(const Question& question) {
     return not_used(name, fmt::format("head widths are at most 256, got {}", m.d_qk));
   }
   if (m.alibi) return not_used(name, "it has no ALiBi");
-  if (question.q_bytes != question.kv_bytes || question.q_bytes > 2) {
+  if (question.q_bytes() != question.kv_bytes() || question.q_bytes() > 2) {
     return not_used(name, "q, k and v are fp16, bf16 or fp8 alike");
   }
   const Fa3Plan plan = plan_fa3(question);

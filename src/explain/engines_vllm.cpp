@@ -79,7 +79,7 @@ Line vllm_unified(const Question& question) {
     return line;
   }
   const int64_t window = question.windowed ? m.window : 0;
-  const int64_t tile = vllm::decode_tile(question.q_bytes, window, m.d_qk);
+  const int64_t tile = vllm::decode_tile(question.q_bytes(), window, m.d_qk);
   add_segments(question, tile, block_m, line);
   line.grid = fmt::format("({}, {}, {})", q_blocks, m.h_kv, vllm::kSegments);
   line.launched = q_blocks * m.h_kv * vllm::kSegments;
@@ -129,7 +129,7 @@ Line vllm_cascade(const Question& question) {
   Line line = start(question, name);
   const int64_t requests = static_cast<int64_t>(question.batch.size()), tokens = total_q(question);
   line.kv_bytes -=
-      (requests - 1) * prefix * m.h_kv * m.kv_elements() * question.kv_bytes;  // read once
+      (requests - 1) * prefix * m.h_kv * m.kv_elements() * question.kv_bytes();  // read once
   for (int64_t token = 0; token < tokens; token += kRows) {
     line.blocks.push_back({0, -1, m.h, prefix, 1, std::min(kRows, tokens - token), kRows});
   }
@@ -144,7 +144,7 @@ Line vllm_cascade(const Question& question) {
     }
     line.splits[i] = 2;
   }
-  line.partial_bytes = 2 * 2 * tokens * m.h * (m.d_vo * question.q_bytes + kFloatBytes);
+  line.partial_bytes = 2 * 2 * tokens * m.h * (m.d_vo * question.q_bytes() + kFloatBytes);
   line.launched = ceil_div(tokens, kRows) * m.h + suffix_tiles * m.h_kv;
   line.grid = fmt::format("{} x {} + {} x {}", ceil_div(tokens, kRows), m.h, suffix_tiles, m.h_kv);
   const vllm::CascadeCost cost =
@@ -170,7 +170,8 @@ Line paged_attention_v2(const Question& question) {
     for (int64_t key = 0; key < s; key += paged::kPartition) {
       line.blocks.push_back({narrow(i), -1, m.h, std::min(paged::kPartition, s - key), 1, 1, 1});
     }
-    line.partial_bytes += 2 * m.h * line.splits[i] * (m.d_vo * question.q_bytes + 2 * kFloatBytes);
+    line.partial_bytes +=
+        2 * m.h * line.splits[i] * (m.d_vo * question.q_bytes() + 2 * kFloatBytes);
   }
   const int64_t most = paged::partitions(longest_kv(question), paged::kPartition);
   const int64_t requests = static_cast<int64_t>(question.batch.size());
@@ -201,7 +202,8 @@ Line rocm_paged(const Question& question) {
       line.blocks.push_back({narrow(i), -1, m.h_kv, std::min(paged::kRocmPartition, s - key), 1,
                              m.group(), kTileRows});
     }
-    line.partial_bytes += 2 * m.h * line.splits[i] * (m.d_vo * question.q_bytes + 2 * kFloatBytes);
+    line.partial_bytes +=
+        2 * m.h * line.splits[i] * (m.d_vo * question.q_bytes() + 2 * kFloatBytes);
   }
   const int64_t most = paged::partitions(longest_kv(question), paged::kRocmPartition);
   const int64_t requests = static_cast<int64_t>(question.batch.size());

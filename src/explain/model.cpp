@@ -100,7 +100,8 @@ std::string model_problem(const Model& m) {
   }
   if (m.d_qk < 8 || m.d_qk > 1024) return bad("head_dim_qk", "8..1024", m.d_qk);
   if (m.d_vo < 8 || m.d_vo > 1024) return bad("head_dim_vo", "8..1024", m.d_vo);
-  if (m.window < 0) return bad("window", "a number of keys, or 0 for none", m.window);
+  if (m.window < 0 || m.window > INT32_MAX)
+    return bad("window", "0 (none), or 1..2147483647 keys", m.window);
   return {};
 }
 

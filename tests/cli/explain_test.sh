@@ -20,6 +20,57 @@ expect 0 '"ridge": 295' explain --json
 expect 0 'llama-3-8b .*huggingface' explain --list
 expect 0 'requests? of' explain "$good"
 
+# What a call's KV counts: its own type, v in k once.
+call=$data/verify_layer20.safetensors
+kv_bytes() { "$attnfold" explain "$@" --json | sed -nE 's/^  "kv_bytes_layer": ([0-9]+).*/\1/p'; }
+plain=$(kv_bytes "$call")
+for type in F8_E4M3 F8_E5M2 I8; do
+  with_header "$call" "$work/8bit.st" "s/\"(k|v)_cache\":\{\"dtype\":\"BF16\",\"shape\":\[56/\"\1_cache\":{\"dtype\":\"$type\",\"shape\":[112/g
+    s/\"mask\"/\"k_scale\":\"1\",\"v_scale\":\"1\",\"mask\"/"
+  [ "$(kv_bytes "$work/8bit.st")" = $((plain / 2)) ] || fail "explain of KV in $type: expected half of $plain bytes" "$(kv_bytes "$work/8bit.st")"
+done
+with_header "$call" "$work/halves.st" 's/"(k|v)_cache":\{"dtype":"BF16"/"\1_cache":{"dtype":"F16"/g; s/"(q|o)":\{"dtype":"BF16"/"\1":{"dtype":"F16"/g'
+[ "$(kv_bytes "$work/halves.st")" = "$plain" ] || fail 'explain of KV in F16: expected as many bytes as in BF16'
+expect 0 'runs of cpu_[a-z0-9]+/f16' explain "$work/halves.st" --measured
+expect 0 'runs of cpu_[a-z0-9_]+/bf16' explain "$call" --measured
+expect 0 'runs of cpu_[a-z0-9]+/f16' explain --q f16 --kv f16 --heads 4/2 --head-dim 64 --context 300 --measured
+
+# What the model of a call has no word for.
+while read -r metadata text; do
+  with_header "$call" "$work/mask.st" "s/\"mask\":\"causal\"/$metadata/"
+  expect 2 "mask.st: $text.*: explain knows causal rows" explain "$work/mask.st"
+done <<'END'
+"mask":"causal","attention_chunk":"128" attention_chunk: expected 0, got 128
+"mask":"causal","sparse_block_size":"64","sparse_local_blocks":"1" sparse_block_size: expected 0, got 64
+"mask":"causal","window_left":"99","sink_tokens":"4" sink_tokens: expected 0, got 4
+"mask":"none" mask: expected causal with the 5 new tokens of request 0, got none
+"mask":"none","window_right":"3" window_right: expected 0, got 3
+END
+for metadata in '"mask":"causal","sink_tokens":"4"' '"mask":"causal","window_right":"7"' '"mask":"none","window_right":"0"'; do
+  with_header "$call" "$work/mask.st" "s/\"mask\":\"causal\"/$metadata/"
+  [ "$(kv_bytes "$work/mask.st")" = "$plain" ] || fail "explain with $metadata: expected what causal rows see"
+done
+
+# Flags that another flag, or the file, leaves without a meaning.
+for flags in '--kv fp8' '--q f16' '--batch 2' '--context 9' '--query 1' '--config c.json' '--lengths 9'; do
+  # shellcheck disable=SC2086
+  expect 2 "FILE: expected either a FILE or ${flags%% *}, got both" explain "$call" $flags
+done
+expect 2 'FILE: expected either a FILE with pages or --page-size, got both' explain "$call" --page-size 32
+for flag in --batch --context --query; do
+  expect 2 "--lengths: expected either it or $flag, got both" explain --lengths 512 $flag 2
+done
+expect 2 '--list: expected nothing else, got --json beside it' explain --list --json
+expect 2 '--list: expected nothing else, got FILE beside it' explain "$call" --list
+expect 2 '--book: expected --with, --json alone, got --gpu beside it' explain --gpu h100 --book kv
+expect 2 'flashinfer' explain --flashinfer-no-split --flashinfer-fixed-pages 4
+for value in 1e300 1e-300 0; do
+  expect 2 "--tb-per-s: expected 1e-06..1e\\+06, got $value" explain --tb-per-s $value
+  expect 2 "--tflop-per-s: expected 1e-06..1e\\+06, got $value" explain --tflop-per-s $value
+done
+printf '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256, "sliding_window": 2147483649}' >"$work/wide.json"
+expect 2 'window: expected 0 .none., or 1..2147483647 keys, got 2147483649' explain --config "$work/wide.json" --measured
+
 printf '{"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64}' >"$work/config.json"
 expect 0 '6/3 heads of 64' explain --config "$work/config.json"
 printf '{' >"$work/bad.json"
@@ -28,7 +79,7 @@ expect 2 'readable' explain --config "$work/none.json"
 
 expect 0 'measured here: .* us' explain --heads 4/2 --head-dim 64 --context 300 --measured
 expect 0 '"run_us"' explain --heads 4/2 --head-dim 64 --context 300 --measured --json
-expect 2 '--measured: expected keys and values of one width' explain --model deepseek-v3 --measured
+expect 2 '--measured: expected keys and values apart and of one width' explain --model deepseek-v3 --measured
 expect 2 '--measured: expected q, k and v of one type' explain --kv fp8 --measured
 expect 0 '^ +16 .* same$' bench --quick --workers 1,2,16
 expect 2 '--workers' bench --workers 0

@@ -166,7 +166,7 @@ Question random_question(std::mt19937_64& random) {
     q.batch.push_back(r);
   }
   q.page = int64_t{1} << below(8);
-  q.kv_bytes = below(4) ? 2 : 4;
+  q.kv_type = below(4) ? DType::bf16 : DType::f32;
   q.switches.cuda_graph = below(4) == 0;
   return q;
 }
