@@ -334,8 +334,11 @@ json results_json(const Results& results, const Measure& measure, double others)
 /** Threads that the library would take. */
 int32_t default_threads() {
   const char* text = std::getenv("ATTNFOLD_NUM_THREADS");
-  const int threads = text == nullptr ? 0 : std::atoi(text);
-  return threads >= 1 && threads <= 1024 ? threads : num_usable_cpus();
+  if (text == nullptr || *text == '\0') return num_usable_cpus();
+  std::string number = text;
+  if (const std::string bad = in_range(1, 1024)(number); !bad.empty())
+    throw BadInput("ATTNFOLD_NUM_THREADS: " + bad);
+  return std::atoi(text);
 }
 
 int32_t threads_of(const BenchOptions& options) {
@@ -434,6 +437,15 @@ int run_bench(const BenchOptions& options) {
     throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
   require_shapes(options.shapes, sweep_shape_names());
   require_isa(options.isa);
+  if (!options.workers.empty()) {
+    if (options.threads.size() > 1) {
+      throw BadInput(fmt::format("--threads: expected one number beside --workers, got {}",
+                                 fmt::join(options.threads, ",")));
+    }
+    if (!options.json_file.empty()) throw BadInput("--json: expected without --workers");
+  }
+  if (!options.svg_file.empty() && (sweeps_threads || !options.workers.empty()))
+    throw BadInput("--svg: expected without --workers and several --threads");
   if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file = open_output("--json", options.json_file);
   std::ofstream svg = open_output("--svg", options.svg_file);
@@ -485,32 +497,25 @@ void add_bench(CLI::App& app, Command& command) {
   CLI::App* sub =
       app.add_subcommand("bench", "Time decode and prefill beside the ceilings of this machine");
   sub->add_flag("--quick", options->quick, "Fewer shapes and rounds: under 40 seconds on 2 cores");
-  sub->add_option("--workers", options->workers,
-                  "Instead: one long decode cut into each of these numbers of shares")
-      ->delimiter(',')
-      ->check(in_range(1, 1024))
-      ->type_name("LIST");
-  sub->add_option(
-         "--threads", options->threads,
-         "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process.  Several numbers: "
-         "instead, a few shapes at each of them")
-      ->delimiter(',')
-      ->check(in_range(1, 1024))
-      ->type_name("LIST");
+  add_numbers(sub, "--workers", options->workers, 1, 1024,
+              "Instead: one long decode cut into each of these numbers of shares");
+  add_numbers(
+      sub, "--threads", options->threads, 1, 1024,
+      "Threads; default ATTNFOLD_NUM_THREADS, else the CPUs of this process.  Several numbers: "
+      "instead, a few shapes at each of them");
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);
-  sub->add_option("--shapes", options->shapes,
-                  "CUDA or several --threads: these shapes of the table alone")
-      ->delimiter(',')
-      ->type_name("LIST");
-  sub->add_option("--against", options->against,
-                  "CUDA: other builds of the shared library, timed in turns with this one")
-      ->delimiter(',')
+  add_names(sub, "--shapes", options->shapes,
+            "CUDA or several --threads: these shapes of the table alone");
+  add_names(sub, "--against", options->against,
+            "CUDA: other builds of the shared library, timed in turns with this one")
       ->type_name("LIBS");
   sub->add_option("--json", options->json_file, "Write the results to this file too")
+      ->check(not_empty())
       ->type_name("FILE");
   sub->add_option("--svg", options->svg_file,
                   "Time decodes of 2 MB to 1 GB too, and plot their share of the roofline")
+      ->check(not_empty())
       ->type_name("FILE");
   sub->footer(
       "Ceilings are the best of at least six loops each, measured in the same run.  roofline = the "

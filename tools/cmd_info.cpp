@@ -184,6 +184,12 @@ void print_service(const std::vector<attnfold_kernel_info>& rows, const Service&
 int run_info(const InfoOptions& options) {
   const std::vector<attnfold_kernel_info> rows = kernel_table();
   if (options.matrix) {
+    const char* beside = !options.file.empty()         ? "a FILE"
+                         : options.problem.any_given() ? "problem flags"
+                         : options.as_json             ? "--json"
+                                                       : nullptr;
+    if (beside != nullptr)
+      throw BadInput(fmt::format("--matrix: expected nothing beside it, got {}", beside));
     fmt::print("{}", support_matrix());
     return kRight;
   }
@@ -194,7 +200,7 @@ int run_info(const InfoOptions& options) {
   const bool asked = !options.file.empty() || options.problem.any_given();
   if (!options.file.empty()) {
     const check::LoadResult loaded = check::load_call(options.file);
-    if (!loaded.ok) throw BadInput(fmt::format("{}: {}", options.file, loaded.error));
+    if (!loaded.ok) throw BadInput(loaded.error);
     problem = loaded.call.problem;
   } else {
     problem = options.problem.problem();
@@ -224,6 +230,7 @@ void add_info(CLI::App& app, Command& command) {
   CLI::App* sub =
       app.add_subcommand("info", "This machine, the kernel table, and which rows serve a problem");
   sub->add_option("FILE", options->file, "A call: which rows serve it, and why the others do not")
+      ->check(not_empty())
       ->type_name("");
   sub->add_flag("--json", options->as_json, "Print JSON");
   sub->add_flag("--matrix", options->matrix,

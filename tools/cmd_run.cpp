@@ -107,7 +107,7 @@ void print_lines(const std::vector<Line>& lines) {
 int run_run(const RunOptions& options) {
   require_isa(options.isa);
   const check::LoadResult loaded = check::load_call(options.file);
-  if (!loaded.ok) throw BadInput(fmt::format("{}: {}", options.file, loaded.error));
+  if (!loaded.ok) throw BadInput(loaded.error);
   const check::Call& call = loaded.call;
   attnfold_execution execution = ATTNFOLD_EXECUTION_INIT;
   execution.num_threads = options.threads;
@@ -167,6 +167,7 @@ void add_run(CLI::App& app, Command& command) {
   CLI::App* sub = app.add_subcommand("run", "Answer the call in FILE, time it, write o and lse");
   sub->add_option("FILE", options->file, "The call")->type_name("")->required();
   sub->add_option("--out", options->out, "Write o and lse to this safetensors file")
+      ->check(not_empty())
       ->type_name("FILE");
   add_threads_flag(sub, options->threads);
   sub->add_option("--workers", options->workers,

@@ -1,27 +1,54 @@
 // The attnfold command: one subcommand per file, cmd_<name>.cpp.
+#include <fcntl.h>
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "command.h"
 
 namespace attnfold::tools {
 namespace {
 
+/** A line on stderr.  Unlike fmt::print it does not throw where that cannot be written. */
+void complain(const std::string& text) { std::fputs(("attnfold: " + text + "\n").c_str(), stderr); }
+
+/** Closed standard streams become ones that fail: a file that is opened must not take their place.
+ */
+void hold_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) (void)!open("/dev/null", O_RDONLY);
+  }
+}
+
 int run_command(const Command& command) {
   try {
     return command();
   } catch (const BadInput& error) {
-    fmt::print(stderr, "attnfold: {}\n", error.what());
+    complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "attnfold: not enough memory for this input\n");
+    complain("not enough memory for this input");
     return kBadInput;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "attnfold: internal error: {}\n", error.what());
+    if (std::ferror(stdout) != 0) return kBadInput;  // that is the fault, see exit_code
+    complain(std::string("internal error: ") + error.what());
     return kInternal;
   }
+}
+
+/** `code`, unless what was printed is lost: then nobody may take it for an answer. */
+int exit_code(int code) {
+  const bool was_lost = std::ferror(stdout) != 0;
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !was_lost) return code;
+  complain(std::string("stdout: expected a file that can be written") +
+           (errno != 0 ? std::string(", got ") + std::strerror(errno) : std::string()));
+  return kBadInput;
 }
 
 int main_of(int argc, char** argv) {
@@ -54,10 +81,12 @@ int main_of(int argc, char** argv) {
 }  // namespace attnfold::tools
 
 int main(int argc, char** argv) {
+  using namespace attnfold::tools;
+  hold_standard_streams();
   try {
-    return attnfold::tools::main_of(argc, argv);
+    return exit_code(main_of(argc, argv));
   } catch (const std::exception& error) {
-    fmt::print(stderr, "attnfold: internal error: {}\n", error.what());
-    return attnfold::tools::kInternal;
+    complain(std::string("internal error: ") + error.what());
+    return kInternal;
   }
 }

@@ -87,11 +87,68 @@ for names in '' NOPE 2048,NOPE NOPE,2048 D1,NOPE; do
 done
 [ "$(cat "$work/kept.json")" = kept ] || fail "bench with a wrong --shapes: expected --json's file as it was"
 expect 2 '--shapes: expected with --backend cuda or several --threads' bench --shapes NOPE
+for list in '' 1,,2 ,1 1, 1,x 1,0; do
+  expect 2 '--threads: expected 1..1024, got (0|x|)$' bench --threads "$list"
+  expect 2 '--workers: expected 1..1024, got (0|x|)$' bench --workers "$list"
+  expect 2 '--vllm-capture-sizes: expected 1..65536, got (0|x|)$' explain --vllm-capture-sizes "$list"
+done
+expect 2 '--shapes: expected some of 16x8192, .*got $' bench --threads 1,2 --shapes 2048,,2048
+expect 2 '--against: expected .*got' bench --backend cuda --against ,
+# What a sweep does not write is refused, before a file is opened.
+for flags in '--workers 1,2 --json' '--workers 1,2 --svg' '--threads 1,2 --svg'; do
+  # shellcheck disable=SC2086
+  expect 2 "${flags##* }: expected without --workers" bench $flags "$work/kept.json"
+done
+expect 2 '--threads: expected one number beside --workers, got 1,2' bench --threads 1,2 --workers 1,2
+[ "$(cat "$work/kept.json")" = kept ] || fail "bench with flags that exclude each other: expected the file as it was"
 expect 2 '--svg: expected with --backend cpu' bench --backend cuda --svg "$work/x.svg"
 
 ATTNFOLD_ISA=sse9 expect 2 'ATTNFOLD_ISA: expected one of .*, got sse9' run "$good"
 ATTNFOLD_ISA=sse9 expect 0 'none.*sse9' info
 ATTNFOLD_ISA=scalar expect 0 '"isa": "scalar"' info --json
+
+# Nor is a number of threads that is none taken for another.
+for threads in 0 -1 1025 many 2x ' 2' 99999999999999999999; do
+  ATTNFOLD_NUM_THREADS=$threads expect 2 "ATTNFOLD_NUM_THREADS: expected 1..1024, got $threads\$" run "$good"
+  ATTNFOLD_NUM_THREADS=$threads expect 2 "ATTNFOLD_NUM_THREADS: expected 1..1024, got $threads\$" bench
+  ATTNFOLD_NUM_THREADS=$threads expect 0 'kv_gb_per_s' run "$good" --threads 2
+done
+ATTNFOLD_NUM_THREADS='' expect 0 'kv_gb_per_s' run "$good"
+
+# An empty word is not one that was not given, and no message names the file twice.
+for line in "run $good --isa" "run $good --out" "verify $good --isa" "bench --json" "bench --svg" "bench --isa" \
+  "explain --html" "explain --book --with" explain info; do
+  # shellcheck disable=SC2086
+  expect 2 'expected a value, got' $line ''
+done
+for sub in run info explain; do
+  said=$("$attnfold" $sub "$work/missing" 2>&1)
+  [ "$(grep -o missing <<<"$said" | wc -l)" -eq 1 ] || fail "$sub of a missing file: expected its name once" "$said"
+done
+expect 2 '--matrix: expected nothing beside it, got a FILE' info --matrix "$good"
+expect 2 '--matrix: expected nothing beside it, got problem flags' info --matrix --heads 8
+expect 2 '--matrix: expected nothing beside it, got --json' info --matrix --json
+
+# What is printed to a file that takes nothing is not lost in silence.
+for line in "info" "info --json" "--version" "--help" "run $good" "verify $good" "explain" "explain --list --help"; do
+  for to in full closed; do
+    if [ "$to" = full ]; then
+      # shellcheck disable=SC2086
+      said=$("$attnfold" $line 2>&1 >/dev/full)
+    else
+      # shellcheck disable=SC2086
+      said=$("$attnfold" $line 2>&1 >&-)
+    fi
+    status=$?
+    if [ $status -ne 2 ] || ! grep -q '^attnfold: stdout: expected a file that can be written' <<<"$said"; then
+      fail "attnfold $line, stdout $to: expected exit code 2 and why, got $status" "$said"
+    fi
+  done
+done
+"$attnfold" explain --json --html "$work/closed.html" >&- 2>/dev/null
+if grep -q '"engine"' "$work/closed.html"; then fail "a closed stdout: expected nothing of it in --html's file"; fi
+"$attnfold" run "$work/none" 2>/dev/full
+[ $? -eq 2 ] || fail "a full stderr: expected exit code 2"
 
 # An ISA that this machine lacks is named where it came from.
 for isa in $("$attnfold" info | sed -nE 's/^cpu_[^ ]+ +([a-z0-9_]+) .* no +cpu-.*/\1/p' | sort -u); do
