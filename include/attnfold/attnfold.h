@@ -340,7 +340,7 @@ ATTNFOLD_API size_t attnfold_plan_workspace_bytes(const attnfold_plan* plan);
 /**
  * Answers the batch: writes o, and lse unless it is NULL, for every row of every request.
  *
- * workspace         any host memory, used only during the call; need not be initialised, and nothing is expected of it later
+ * workspace         any host memory apart from the tensors, used only during the call; need not be initialised, and nothing is expected of it later
  * stream            CUDA: where the kernels are launched.  A plan that may have many rows to a request also has a stream of its
  *                   own, which begins after what is in `stream` and which `stream` waits for; captured, it is a branch of the
  *                   graph.  On the CPU it must be NULL

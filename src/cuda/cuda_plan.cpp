@@ -411,7 +411,10 @@ Status CudaPlan::run(const attnfold_tensors* tensors, void* workspace, size_t wo
   args.problem.score_scale =
       problem_.score_scale + problem_.score_scale_low;  // one float here: rounded to nearest
   args.lengths = lengths_;
-  ATTNFOLD_RETURN_IF_ERROR(validate_device_tensors(given_, num_kv_rows_, tensors, &args.tensors));
+  const Extent used =
+      workspace_extent(workspace, workspace_bytes < workspace_bytes_ ? 0 : workspace_bytes_);
+  ATTNFOLD_RETURN_IF_ERROR(
+      validate_device_tensors(given_, num_kv_rows_, used, tensors, &args.tensors));
   if (lengths_.batch == 0 || given_.max_qo_rows == 0) return {};
   const int64_t num_pages = problem_.ragged ? 1 : given_.num_pages;
   ATTNFOLD_RETURN_IF_ERROR(

@@ -63,11 +63,12 @@ Status validate_device_lengths(const attnfold_problem& p, const attnfold_lengths
 }
 
 Status validate_device_tensors(const attnfold_problem& p, int64_t num_kv_rows,
-                               const attnfold_tensors* given, Tensors* out) {
+                               const Extent& workspace, const attnfold_tensors* given,
+                               Tensors* out) {
   // How many rows there are is known on the device alone.
   const bool ragged = p.kv_storage == ATTNFOLD_KV_RAGGED;
   const bool reads_kv = p.max_kv_len > 0 && (ragged || p.num_pages > 0);
-  const TensorExtents extents{1, ragged ? num_kv_rows : p.page_size, 1, reads_kv, false};
+  const TensorExtents extents{1, ragged ? num_kv_rows : p.page_size, 1, reads_kv, false, workspace};
   ATTNFOLD_RETURN_IF_ERROR(validate_tensors(p, extents, given, out));
   ATTNFOLD_RETURN_IF_ERROR(check_multiple("q_stride_row", out->q.stride_token));
   ATTNFOLD_RETURN_IF_ERROR(check_multiple("q_stride_head", out->q.stride_head));

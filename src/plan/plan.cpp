@@ -250,9 +250,14 @@ Status Plan::run(const attnfold_tensors* tensors, void* workspace, size_t worksp
   ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
   ATTNFOLD_RETURN_IF_ERROR(check_updated());
   cpu::RunArgs args{};
+  const Extent used =
+      workspace_extent(workspace, workspace_bytes < workspace_bytes_ ? 0 : workspace_bytes_);
   const TensorExtents extents{qo_indptr_[lengths_.batch],
                               problem_.ragged ? num_kv_rows_ : given_.page_size,
-                              problem_.ragged ? 1 : given_.num_pages, reads_kv_};
+                              problem_.ragged ? 1 : given_.num_pages,
+                              reads_kv_,
+                              true,
+                              used};
   ATTNFOLD_RETURN_IF_ERROR(validate_tensors(given_, extents, tensors, &args.tensors));
   if (extents.qo_rows == 0) return {};
   if (!workspace) return {ATTNFOLD_OUT_OF_WORKSPACE, "workspace: expected a pointer, got NULL"};

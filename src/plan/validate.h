@@ -1,6 +1,7 @@
 // Turns what a caller hands over into plain checked data, or says which argument is wrong.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "attnfold/attnfold.h"
@@ -48,11 +49,15 @@ Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, 
 /** What a step's lengths say about the tensors of a run. */
 struct TensorExtents {
   int64_t qo_rows;
-  int64_t kv_tokens;  // tokens of a page, or rows if ragged
-  int64_t num_pages;  // 1 if ragged
-  bool reads_kv;      // some row sees some key
-  bool sizes_known = true;  // else only first bytes are held apart from each other
+  int64_t kv_tokens;                 // tokens of a page, or rows if ragged
+  int64_t num_pages;                 // 1 if ragged
+  bool reads_kv;                     // some row sees some key
+  bool sizes_known = true;           // else only first bytes are held apart from each other
+  Extent workspace = {"workspace"};  // what the run may write of it
 };
+
+/** The first `bytes` bytes of a workspace. */
+Extent workspace_extent(const void* workspace, size_t bytes);
 
 Status validate_tensors(const attnfold_problem& p, const TensorExtents& extents,
                         const attnfold_tensors* given, Tensors* out);

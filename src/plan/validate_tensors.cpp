@@ -143,6 +143,12 @@ Status extent_of(const char* name, const void* p, const int64_t (&n)[3], const i
 
 bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
 
+Extent workspace_extent(const void* workspace, size_t bytes) {
+  if (!workspace || bytes == 0) return {"workspace"};
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(workspace);
+  return {"workspace", begin, begin + bytes};
+}
+
 Status check_output_strides(const char* name, int64_t rows, int64_t row_stride, int64_t heads,
                             int64_t head_stride, int64_t width) {
   const auto magnitude = [](__int128 stride) { return stride < 0 ? -stride : stride; };
@@ -211,8 +217,11 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   Extent slopes, sinks;
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("alibi_slopes", t.alibi_slopes, heads, &slopes));
   ATTNFOLD_RETURN_IF_ERROR(check_per_head("sink_logits", t.sink_logits, heads, &sinks));
-  for (const Extent* input : {&q, &k, &v, &slopes, &sinks, &k_scale, &v_scale, &o_scale})
+  for (const Extent* input : {&q, &k, &v, &slopes, &sinks, &k_scale, &v_scale, &o_scale}) {
     ATTNFOLD_RETURN_IF_ERROR(check_apart(o, *input));
+    ATTNFOLD_RETURN_IF_ERROR(check_apart(e.workspace, *input));
+  }
+  ATTNFOLD_RETURN_IF_ERROR(check_apart(e.workspace, o));
   out->alibi_slopes = t.alibi_slopes;
   out->sink_logits = t.sink_logits;
   if (!t.lse) return {};
@@ -228,7 +237,7 @@ Status validate_tensors(const attnfold_problem& p, const TensorExtents& e,
   if (!e.sizes_known) lse.end = lse.begin + 1;
   for (const Extent* other : {&q, &k, &v, &o, &slopes, &sinks, &k_scale, &v_scale, &o_scale})
     ATTNFOLD_RETURN_IF_ERROR(check_apart(lse, *other));
-  return {};
+  return check_apart(e.workspace, lse);
 }
 
 }  // namespace attnfold

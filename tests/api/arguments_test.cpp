@@ -380,6 +380,48 @@ TEST(RunArguments, AWorkspaceThatIsShortOrMissingIsNamedAndNothingIsWritten) {
   EXPECT_TRUE(names_argument(attnfold_last_error(), "workspace"));
   EXPECT_TRUE(call.outputs_untouched());
 }
+TEST(RunArguments, AWorkspaceThatOverlapsATensorIsNamedAndNothingIsWritten) {
+  alignas(64) static float few[64];
+  SmallCall call;
+  call.tensors.alibi_slopes = few;
+  call.tensors.sink_logits = few + 32;
+  const PlanPtr plan = make_plan(call, execution(2, 4));
+  const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
+  const struct {
+    const char* with;
+    const void* begin;
+    size_t bytes;
+  } tensors[] = {{"q", call.q.data(), call.q.bytes()},
+                 {"k", call.k.data(), call.k.bytes()},
+                 {"v", call.v.data(), call.v.bytes()},
+                 {"o", call.o.data(), call.o.bytes()},
+                 {"lse", call.lse.data(), call.lse.bytes()},
+                 {"alibi_slopes", few, 4 * static_cast<size_t>(call.problem.qo_heads)},
+                 {"sink_logits", few + 32, 4 * static_cast<size_t>(call.problem.qo_heads)}};
+  call.poison_outputs();
+  for (const auto& tensor : tensors) {
+    // Its first bytes over the tensor's last ones, and its last ones over the first.
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(tensor.begin);
+    for (const uintptr_t at : {begin + tensor.bytes - 1, begin - bytes + 1}) {
+      EXPECT_EQ(
+          attnfold_plan_run(plan.get(), &call.tensors, reinterpret_cast<void*>(at), bytes, nullptr),
+          ATTNFOLD_INVALID_ARGUMENT)
+          << tensor.with;
+      EXPECT_TRUE(names_argument(attnfold_last_error(), "workspace")) << tensor.with;
+    }
+    EXPECT_TRUE(call.outputs_untouched()) << tensor.with;
+  }
+  // Bytes of it that no run needs may lie anywhere.
+  std::vector<char> arena(bytes + 64 + call.q.bytes());
+  char* q = arena.data() + bytes;
+  q += (64 - reinterpret_cast<uintptr_t>(q) % 64) % 64;
+  std::memcpy(q, call.q.data(), call.q.bytes());
+  call.tensors.q = q;
+  EXPECT_EQ(attnfold_plan_run(plan.get(), &call.tensors, arena.data(), arena.size(), nullptr),
+            ATTNFOLD_OK)
+      << attnfold_last_error();
+}
+
 
 TEST(RunArguments, TheStatedWorkspaceIsEnoughAtAnyAlignment) {
   SmallCall call({{1, 5000}, {5, 3000}});
