@@ -39,7 +39,10 @@ def dtype_name(name: str, dtype: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value in an error: as it is written, or its type where that is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return type(value).__name__
     return text if len(text) <= 60 and "\n" not in text else type(value).__name__
 
 
@@ -48,6 +51,11 @@ def flag(name: str, value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name}: expected True or False, got {shown(value)}")
+
+
+def int32_of(name: str, value: Any) -> int:
+    """An int of 32 bits; TypeError for what is none, ValueError for a larger one."""
+    return _core.int_of(name, value, -(2**31), 2**31 - 1)
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
@@ -193,7 +201,7 @@ def zero_and(n: int, like: Any, kind: str) -> Any:
 def check_no_gradient(**arrays: Any) -> None:
     """attnfold has no backward pass: a tensor that wants a gradient is refused, not silently cut off."""
     for name, array in arrays.items():
-        if array is None or not getattr(array, "requires_grad", False):
+        if getattr(array, "requires_grad", False) is not True:
             continue
         import torch
 
@@ -209,8 +217,8 @@ def _device_of_jax(array: Any) -> Any:
 def cuda_device(name: str, array: Any) -> int | None:
     """The number of the CUDA device that an array lies on; None for the CPU's memory, lists too."""
     kind = framework(array)
-    if kind == "torch":
-        return array.device.index if array.is_cuda else None
+    if kind == "torch":  # or a thing of torch that is no tensor, for the call to refuse
+        return array.device.index if getattr(array, "is_cuda", False) is True else None
     if kind == "cupy":
         return int(array.device.id)
     if isinstance(array, (np.ndarray, type)) or not hasattr(array, "__dlpack_device__"):

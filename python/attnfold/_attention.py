@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict
 from typing import Any, Callable
 
-from attnfold._arrays import cuda_device, dtype_name, dtype_of, flag, framework, shape_of, zero_and
+from attnfold._arrays import cuda_device, dtype_name, dtype_of, flag, framework, int32_of, shape_of, zero_and
+from attnfold._core import number_of
 from attnfold._plan import Array, Plan, create
 
 _KEPT = 32
@@ -26,7 +27,7 @@ _local = _Plans()
 def _plan(key: tuple[Any, ...], capturing: bool, make: Callable[[], Plan]) -> Plan:
     try:
         plan = _local.captured.get(key) if capturing else _local.plans.get(key)
-    except TypeError:  # an argument that cannot be hashed, which is none that `create` takes
+    except TypeError:  # a type of elements that cannot be hashed, which is none that `create` takes
         return make()
     if plan is not None:
         if not capturing:
@@ -97,6 +98,11 @@ def attention(
     if k_shape[0] != kv_len:
         raise ValueError(f"k: expected {kv_len} rows, those of v, got {k_shape[0]}")
     causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+    # Numbers as such: 1.0 and 1 are one key, but not both are a window.
+    window_left, window_right = int32_of("window_left", window_left), int32_of("window_right", window_right)
+    num_threads = None if num_threads is None else int32_of("num_threads", num_threads)
+    sm_scale = None if sm_scale is None else number_of("sm_scale", sm_scale)
+    logits_softcap = number_of("logits_softcap", logits_softcap)
     kind, device = framework(q), cuda_device("q", q)
     q_dtype, k_dtype = dtype_of("q", q), dtype_of("k", k)
     key = (

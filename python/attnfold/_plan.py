@@ -72,8 +72,10 @@ class Plan:
     ) -> None:
         """Plans one step; every layer of the step then runs on this schedule.
 
-        Arrays of int32 are used as they are (page tables must not change until the next update); other integers and lists
-        are converted, on the CPU.  The words are those of `attnfold_lengths` in attnfold.h.
+        Packed arrays of the engine's own type (int32; mask_indptr int64, mask_bits uint8) are used as they are: block_table,
+        kv_indices, block_indices and mask_bits must then not change until the next update.  Lists, and int64 where int32
+        is wanted or the other way round, are converted, on the CPU; no other types are.  The words are those of
+        `attnfold_lengths` in attnfold.h.
 
         Args:
             qo_indptr: [batch + 1] row offsets of each request in q and o, from 0.  With backend "cuda" this and all other
@@ -85,7 +87,8 @@ class Plan:
             num_kv_rows: rows that ragged k and v hold.
             prefix_keys, prefix_indptr, prefix_requests: groups of requests with a common prefix; found if not given.
             visible_prefix: [batch] keys that every query of the request sees.
-            mask_width, mask_indptr, mask_bits: bits for the last keys of each request (token trees).
+            mask_width, mask_indptr, mask_bits: bits for the last keys of each request (token trees), each query's of its
+                own bytes: numpy.packbits(seen, axis=1, bitorder="little").
             block_indptr, block_indices: lists of blocks for each request and kv head (block-sparse).
             stream: CUDA: a cudaStream_t as an int; None is the framework's current stream.
 
@@ -171,7 +174,10 @@ class Plan:
         """
         kind = framework(q)
         if kind == "torch":
-            check_no_gradient(q=q, k=k, v=v, alibi_slopes=alibi_slopes, sink_logits=sink_logits)
+            check_no_gradient(
+                q=q, k=k, v=v, o=o, lse=lse, alibi_slopes=alibi_slopes, sink_logits=sink_logits, k_scale=k_scale,
+                v_scale=v_scale, o_scale=o_scale,
+            )  # fmt: skip
         made_o = o is None
         if o is None:
             o = new_array(q, kind, (_rows(q), *self._o_shape), self._o_code)
@@ -295,8 +301,10 @@ def create(
     Traceback (most recent call last):
     ValueError: kv_heads: expected a divisor of qo_heads (9), got 2
     """
-    if isinstance(sm_scale, (int, float)) and sm_scale < 0:  # -1 means the default in C
-        raise ValueError(f"sm_scale: expected a finite number >= 0, or None, got {sm_scale}")
+    if sm_scale is not None:
+        sm_scale = _core.number_of("sm_scale", sm_scale)
+        if sm_scale < 0:  # -1 means the default in C
+            raise ValueError(f"sm_scale: expected a finite number >= 0, or None, got {sm_scale}")
     q_code = dtype_code("dtype", dtype if dtype is not None else "bfloat16")
     if q_dtype is not None:
         q_code = dtype_code("q_dtype", q_dtype)

@@ -69,7 +69,7 @@ def merge(
     Args:
         states: each (o, lse) in attnfold's own convention, or a `State` that says its own.
         out: where to; may be one of the states (in place).  None makes arrays like those of the first state.
-        row_mask: [rows] bool or uint8; a row with 0 stays as it is in `out`.
+        row_mask: [rows] bool or uint8; a row with 0 stays as it is in `out`, which has to be given then.
         num_threads: threads at most; the bits are the same.
         stream: of states on a GPU, 32 at most: a cudaStream_t as an int; None is the framework's current one.  The call
             only launches there.
@@ -95,6 +95,8 @@ def merge(
     given = [_as_state(f"states[{i}]", s) for i, s in enumerate(given)]
     kind = "numpy"
     if out is None:
+        if row_mask is not None:
+            raise ValueError("out: expected a State beside row_mask, whose rows of 0 stay as they are, got None")
         if not given:
             raise ValueError("out: expected a State, with no states to make one like, got None")
         i = next((i for i, s in enumerate(given) if isinstance(s.num_rows, int) and s.num_rows < 0), 0)

@@ -58,7 +58,7 @@ int type_of_dlpack(const dlpack::DataType& t) {
   }
 }
 
-/** Small caches keyed by an object that is kept alive; guarded by the GIL. */
+/** Small caches keyed by an object that is kept alive for good; guarded by the GIL. */
 template <class Value>
 struct Cache {
   std::vector<std::pair<PyObject*, Value>> entries;
@@ -77,12 +77,15 @@ struct Cache {
   }
 };
 
+bool is_float(int type) { return type >= ATTNFOLD_F32 && type <= ATTNFOLD_E5M2; }
+
 int type_of_numpy(nb::handle object) {
   static Cache<int> cache;
   const nb::object dtype = object.attr("dtype");
   if (const int* known = cache.find(dtype.ptr())) return *known;
   const nb::str name(dtype.attr("name"));
-  return cache.add(dtype.ptr(), type_of_name(name.c_str()));
+  const int type = type_of_name(name.c_str());
+  return type == kOther ? type : cache.add(dtype.ptr(), type);
 }
 
 /** The name of a type that type_of_dlpack does not know. */
@@ -93,20 +96,41 @@ std::string name_of_dlpack(const dlpack::DataType& t) {
   return kind + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }
 
+/**
+ * A type of numpy, looked up once into `*kept`, which is NULL at first.
+ * NOTE: no `static` with an initialiser.  Python code may let another thread run, which would wait
+ * for the static's guard with the GIL held.
+ */
+PyTypeObject* numpy_type(const char* name, PyObject** kept) {
+  if (!*kept) {
+    PyObject* type = nb::object(nb::module_::import_("numpy").attr(name)).release().ptr();
+    if (!*kept) *kept = type;  // two threads may come here, and find the same one
+  }
+  return reinterpret_cast<PyTypeObject*>(*kept);
+}
+
 PyTypeObject* numpy_array() {
-  static PyObject* ndarray =
-      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
-  return reinterpret_cast<PyTypeObject*>(ndarray);
+  static PyObject* kept = nullptr;
+  return numpy_type("ndarray", &kept);
 }
 
 bool is_numpy(nb::handle object) { return PyObject_TypeCheck(object.ptr(), numpy_array()); }
 
-/** numpy's subclass whose mask neither the array interface nor the engine knows. */
+/** numpy's subclass whose mask neither the array interface nor the engine knows.  Its module is not
+ * imported for that: without it there is no such array. */
 bool is_masked(nb::handle object) {
   if (!is_numpy(object) || Py_IS_TYPE(object.ptr(), numpy_array())) return false;
-  static PyObject* masked =
-      nb::object(nb::module_::import_("numpy.ma").attr("MaskedArray")).release().ptr();
-  return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(masked));
+  const nb::str name("numpy.ma");
+  const nb::object module = nb::steal(PyImport_GetModule(name.ptr()));
+  if (!module.is_valid()) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    return false;
+  }
+  const nb::object masked = nb::getattr(module, "MaskedArray", nb::none());
+  if (masked.is_none()) return false;
+  const int is = PyObject_IsInstance(object.ptr(), masked.ptr());
+  if (is < 0) throw nb::python_error();
+  return is == 1;
 }
 
 void check_unmasked(const char* name, nb::handle object) {
@@ -141,14 +165,15 @@ Array read_numpy(const char* name, nb::handle object) {
   const nb::object capsule = object.attr("__array_struct__");
   const auto* in = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!in) throw nb::python_error();
-  if (!(in->flags & kNumpyNative))
-    raise_value(name, "elements in native byte order", "swapped ones");
   check_ndim(name, in->ndim);
   a.ndim = in->ndim;
   a.type = type_of_numpy(object);
   if (a.type == kOther) {
     const nb::object dtype = object.attr("dtype");
     a.other = nb::str(nb::handle(dtype)).c_str();
+    if (in->item_bytes <= 0) raise_value(name, "elements of at least one byte", a.other);
+  } else if (!(in->flags & kNumpyNative)) {
+    raise_value(name, "elements in native byte order", "swapped ones");
   }
   for (int i = 0; i < a.ndim; ++i) {
     a.shape[i] = in->shape[i];
@@ -196,7 +221,7 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
     while (api && api->version.major != 1) api = api->previous;
     if (api && !api->view_of_object) api = nullptr;
   }
-  return cache.add(type, api);
+  return api ? cache.add(type, api) : api;  // classes of a user's module must be free to go
 }
 
 std::string place_text(bool cuda, int32_t device) {
@@ -356,6 +381,15 @@ Array read_array(const char* name, nb::handle object, const Place& place, Access
   return a;
 }
 
+bool is_number(nb::handle object) {
+  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) return true;
+  static PyObject *generic = nullptr, *floating = nullptr, *integer = nullptr;
+  if (!PyObject_TypeCheck(object.ptr(), numpy_type("generic", &generic))) return false;
+  return PyObject_TypeCheck(object.ptr(), numpy_type("floating", &floating)) ||
+         PyObject_TypeCheck(object.ptr(), numpy_type("integer", &integer)) ||
+         is_float(type_of_numpy(object));  // those of ml_dtypes
+}
+
 void check_type(const char* name, const Array& a, int type) {
   if (a.type != type)
     raise_value(name, std::string("elements of ") + type_name(type), type_text(a));
@@ -411,8 +445,8 @@ void check_rows_contiguous(const char* name, const Array& a) {
   }
 }
 
-Integers read_integers(const char* name, nb::handle object, int ndim, int type,
-                       const Place& place) {
+Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place,
+                       Rows rows) {
   Array a;
   if (is_numpy(object) || nb::hasattr(object, "__dlpack__")) {
     a = read_array(name, object, place);
@@ -431,16 +465,21 @@ Integers read_integers(const char* name, nb::handle object, int ndim, int type,
                             type_of_object(object))
                                .c_str());
     }
-    if (nb::cast<int>(list.attr("ndim")) == ndim && nb::cast<int64_t>(list.attr("size")) == 0) {
-      list = list.attr("astype")("int64");  // numpy makes floats of nothing
+    if (nb::cast<int64_t>(list.attr("size")) == 0) {
+      list = list.attr("astype")(type_name(type));  // numpy makes floats of nothing
+      if (ndim == 2 && nb::cast<int>(list.attr("ndim")) == 1) list = list.attr("reshape")(0, 0);
     }
     a = read_array(name, list, place);
   }
   check_shape(name, a, std::vector<int64_t>(static_cast<size_t>(ndim), -1));
   Integers out;
-  const bool in_place = a.type == type || (type == kUInt8 && a.type == kBool);
+  if (type == kUInt8 && a.type == kBool) {  // one bit a byte, which would be read as eight
+    raise_value(name, "packed bits, of uint8 (numpy.packbits(.., bitorder=\"little\"))", "bool");
+  }
+  const bool in_place = a.type == type;
   const bool rows_packed =
-      a.packed() || (ndim == 2 && (a.shape[1] <= 1 || a.strides[1] == 1) && a.strides[0] > 0);
+      a.packed() || (ndim == 2 && rows == Rows::kStrided &&
+                     (a.shape[1] <= 1 || a.strides[1] == 1) && a.strides[0] > 0);
   for (int i = 0; i < ndim; ++i) out.shape[i] = a.shape[i];
   // Rows without entries follow one another, too: 0 would say that all requests have the same row.
   const int64_t packed_stride = ndim == 2 ? std::max<int64_t>(a.shape[1], 1) : 1;

@@ -69,6 +69,9 @@ Array read_anywhere(const char* name, nb::handle object);
 Array read_array(const char* name, nb::handle object, const Place& place,
                  Access access = Access::kRead);
 
+/** A Python float or int, or a scalar of a number type of numpy or ml_dtypes. */
+bool is_number(nb::handle object);
+
 /** Raises unless the array has this element type. */
 void check_type(const char* name, const Array& array, int type);
 
@@ -91,7 +94,7 @@ std::string shape_text(const Array& array);
 
 /**
  * An array of lengths: used in place if it has the wanted type and is packed (block tables: packed
- * rows), else converted on the host.  Python lists are taken too.
+ * rows), else converted on the host.  Python lists are taken too; [] is none of whatever it is.
  */
 struct Integers {
   const void* data = nullptr;
@@ -104,7 +107,11 @@ struct Integers {
   const int64_t* i64() const { return static_cast<const int64_t*>(data); }
 };
 
-Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place);
+/** Of two axes: whether rows may lie apart from each other, or are copied if they do. */
+enum class Rows { kStrided, kPacked };
+
+Integers read_integers(const char* name, nb::handle object, int ndim, int type, const Place& place,
+                       Rows rows = Rows::kStrided);
 
 }  // namespace attnfold::python
 

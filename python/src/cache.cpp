@@ -42,7 +42,8 @@ PoolSide read_scale(const char* name, nb::handle object, attnfold_scale_kind kin
                     const Place& place, const attnfold_kv_pool& pool, Access access, float* number,
                     float** data, std::vector<nb::object>* keep) {
   if (object.is_none()) return {};
-  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
+  check_has_scale(name, object, kind);
+  if (is_number(object)) {
     if (kind != ATTNFOLD_SCALE_PER_TENSOR || place.cuda)
       raise_value(name, place.cuda ? "an array of the device" : "an array of this kind of scale",
                   "a number");
@@ -143,6 +144,8 @@ void append(nb::tuple pool_fields, nb::handle k, nb::handle v, nb::handle slots,
     rows.v_stride_token = stride_of("v", a, 0);
     rows.v_stride_head = stride_of("v", a, 1);
     pool.keep.push_back(std::move(a.holder));
+  } else if (!v.is_none()) {
+    raise_value("v", "None (v_cache is None)", type_of_object(v));
   }
   attnfold_status status;
   {
@@ -165,11 +168,10 @@ void copy_pages(nb::tuple from_fields, nb::tuple to_fields, nb::handle pairs, nb
     raise_value("to_pool.v_cache", from.c.v ? "an array, as in from_pool" : "None, as in from_pool",
                 to.c.v ? "an array" : "None");
   }
-  const Integers p = read_integers("pairs", pairs, 2, kInt32, place);
-  if (p.shape[1] != 2)
+  const Integers p = read_integers("pairs", pairs, 2, kInt32, place, Rows::kPacked);
+  if (p.shape[1] != 2 && (p.shape[0] > 0 || p.shape[1] > 0))
     raise_value("pairs", "shape [any, 2]",
                 "[" + std::to_string(p.shape[0]) + ", " + std::to_string(p.shape[1]) + "]");
-  if (p.stride != 2) raise_value("pairs", "a packed array", "one with strides");
   attnfold_status status;
   {
     nb::gil_scoped_release release;

@@ -66,10 +66,14 @@ int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t h
   return x;
 }
 
-float float_of(const std::string& name, nb::handle value) {
+double double_of(const std::string& name, nb::handle value) {
   const double x = PyFloat_AsDouble(value.ptr());
   if (x == -1 && PyErr_Occurred()) raise_no_number(name, "a number", value);
-  return static_cast<float>(x);
+  return x;
+}
+
+float float_of(const std::string& name, nb::handle value) {
+  return static_cast<float>(double_of(name, value));
 }
 
 int32_t int32_of(const std::string& name, nb::handle value) {
@@ -80,6 +84,12 @@ int32_t int32_of(const std::string& name, nb::handle value) {
 int64_t int64_of(const std::string& name, nb::handle value) {
   return int_of(name, value, std::numeric_limits<int64_t>::min(),
                 std::numeric_limits<int64_t>::max());
+}
+
+void check_has_scale(const std::string& name, nb::handle object, attnfold_scale_kind kind) {
+  if (kind != ATTNFOLD_SCALE_NONE) return;
+  raise_value(name, "None (" + name + "_kind is \"none\")",
+              is_number(object) ? "a number" : type_of_object(object));
 }
 
 void* stream_of(nb::handle stream) {

@@ -14,8 +14,14 @@ int64_t int_of(const std::string& name, nb::handle value, int64_t low, int64_t h
 int32_t int32_of(const std::string& name, nb::handle value);
 int64_t int64_of(const std::string& name, nb::handle value);
 
-/** A number, rounded to float32; raises TypeError for what is none. */
+/** A number; raises TypeError for what is none. */
+double double_of(const std::string& name, nb::handle value);
+
+/** Likewise, rounded to float32. */
 float float_of(const std::string& name, nb::handle value);
+
+/** Raises for a scale that is given where there is none of its kind. */
+void check_has_scale(const std::string& name, nb::handle object, attnfold_scale_kind kind);
 
 /** A cudaStream_t given as an int; None is the default stream. */
 void* stream_of(nb::handle stream);

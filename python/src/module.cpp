@@ -138,4 +138,5 @@ NB_MODULE(_core, m) {
   m.def("describe", &describe, nb::arg("name"), nb::arg("array").none());
   m.def("int_of", &int_of, nb::arg("name"), nb::arg("value").none(), nb::arg("low"),
         nb::arg("high"));
+  m.def("number_of", &double_of, nb::arg("name"), nb::arg("value").none());
 }

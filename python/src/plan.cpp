@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -22,10 +23,6 @@ const float* floats_of(const char* name, nb::handle object, int64_t count, const
   if (!a.packed()) raise_value(name, "a packed array", "one with strides");
   keep->push_back(std::move(a.holder));
   return static_cast<const float*>(a.data);
-}
-
-bool is_number(nb::handle object) {
-  return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
 }
 
 }  // namespace
@@ -45,6 +42,23 @@ Plan::Plan(nb::dict problem, nb::dict execution) {
 }
 
 Plan::~Plan() { attnfold_plan_destroy(plan_); }
+
+/**
+ * A child that was forked while other threads were at work has their locks, but not the threads
+ * that would give them back: it gets locks of its own.  What is left behind may be half changed,
+ * and the schedule still points into its arrays, so that it is never freed.
+ */
+Plan::Shared& Plan::shared() {
+  const pid_t process = getpid();
+  if (process != process_) {
+    auto fresh = std::make_unique<Shared>();
+    if (shared_->updating) torn_ = true;
+    static_cast<void>(shared_.release());
+    shared_ = std::move(fresh);
+    process_ = process;
+  }
+  return *shared_;
+}
 
 void Plan::read_lengths(nb::dict given, const Place& place, attnfold_lengths* lengths,
                         Step* step) const {
@@ -167,27 +181,39 @@ void Plan::update(nb::dict given, nb::handle stream) {
   Step step;
   const Place place = place_in(stream);
   read_lengths(given, place, &lengths, &step);
+  Shared& shared = this->shared();
   attnfold_status status;
   {
     nb::gil_scoped_release release;
-    const std::unique_lock lock(schedule_);
+    const std::unique_lock lock(shared.schedule);
+    shared.updating = true;
     status = attnfold_plan_update(plan_, &lengths, place.stream);
     if (status == ATTNFOLD_OK) {
-      std::swap(arrays_, step.arrays);
+      std::swap(shared.arrays, step.arrays);
       qo_rows_ = step.qo_rows;
       kv_rows_ = step.kv_rows;
+      torn_ = false;
       ++version_;
     }
+    shared.updating = false;
   }
   raise_if_error(status);
 }
 
+void Plan::check_whole() const {
+  if (torn_)
+    throw std::runtime_error(
+        "plan: expected an update in this process, which was forked while "
+        "another thread updated the plan");
+}
+
 void Plan::forget() {
   std::vector<Integers> arrays;
+  Shared& shared = this->shared();
   {
     nb::gil_scoped_release release;
-    const std::unique_lock lock(schedule_);
-    std::swap(arrays_, arrays);
+    const std::unique_lock lock(shared.schedule);
+    std::swap(shared.arrays, arrays);
   }
 }
 
@@ -221,6 +247,7 @@ void Plan::set_scale(const char* name, nb::handle object, const Place& place,
                      attnfold_scale_kind kind, float* number, const float** data, int64_t* page,
                      int64_t* token, int64_t* head, std::vector<nb::object>* keep) const {
   if (object.is_none()) return;
+  check_has_scale(name, object, kind);
   if (kind != ATTNFOLD_SCALE_PER_TOKEN) {
     if (is_number(object) && !place.cuda && kind == ATTNFOLD_SCALE_PER_TENSOR) {
       *number = float_of(name, object);
@@ -276,12 +303,12 @@ void Plan::set_outputs(nb::handle o, nb::handle lse, const Place& place, int64_t
   }
 }
 
-Plan::Workspace Plan::take_workspace() {
+Plan::Workspace Plan::take_workspace(Shared* shared) {
   {
-    const std::lock_guard lock(workspaces_mutex_);
-    if (!workspaces_.empty()) {
-      Workspace last = std::move(workspaces_.back());
-      workspaces_.pop_back();
+    const std::lock_guard lock(shared->workspaces_mutex);
+    if (!shared->workspaces.empty()) {
+      Workspace last = std::move(shared->workspaces.back());
+      shared->workspaces.pop_back();
       return last;
     }
   }
@@ -352,12 +379,14 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
 
   attnfold_status status = ATTNFOLD_OK;
   bool updated = false;
+  Shared& shared = this->shared();
+  check_whole();
   {
     nb::gil_scoped_release release;
     Workspace own(nullptr, std::free);
-    if (!given) own = take_workspace();
+    if (!given) own = take_workspace(&shared);
     {
-      const std::shared_lock lock(schedule_);
+      const std::shared_lock lock(shared.schedule);
       updated = version != version_;  // by another thread, since the shapes were checked
       if (!updated) {
         status = attnfold_plan_run(plan_, &t, given ? given : own.get(),
@@ -365,18 +394,26 @@ void Plan::run(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handl
       }
     }
     if (own) {
-      const std::lock_guard lock(workspaces_mutex_);
-      workspaces_.push_back(std::move(own));
+      const std::lock_guard lock(shared.workspaces_mutex);
+      shared.workspaces.push_back(std::move(own));
     }
   }
   if (updated) throw std::runtime_error("plan: another thread updated it during this run");
   raise_if_error(status);
 }
 
-nb::dict Plan::report() const {
+nb::dict Plan::report() {
   attnfold_plan_report r{};
   r.struct_size = sizeof(r);
-  raise_if_error(attnfold_plan_get_report(plan_, &r));
+  attnfold_status status;
+  Shared& shared = this->shared();
+  check_whole();
+  {
+    nb::gil_scoped_release release;
+    const std::shared_lock lock(shared.schedule);
+    status = attnfold_plan_get_report(plan_, &r);
+  }
+  raise_if_error(status);
   nb::dict d;
   d["num_workers"] = r.num_workers;
   d["num_requests"] = r.num_requests;

@@ -3,7 +3,10 @@
 #ifndef ATTNFOLD_PYTHON_PLAN_H_
 #define ATTNFOLD_PYTHON_PLAN_H_
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -33,7 +36,7 @@ class Plan {
   size_t workspace_bytes() const { return attnfold_plan_workspace_bytes(plan_); }
   const char* kernel() const { return attnfold_plan_kernel(plan_); }
   const char* numerics_id() const { return attnfold_plan_numerics_id(plan_); }
-  nb::dict report() const;
+  nb::dict report();
   nb::dict problem() const { return fields_of(problem_); }
   bool cuda() const { return place_.cuda; }
   int device() const { return place_.device; }
@@ -48,6 +51,14 @@ class Plan {
             prefix_requests = 0;
   };
   using Workspace = std::unique_ptr<std::byte, void (*)(void*)>;
+  /** What threads share, and take without the GIL only. */
+  struct Shared {
+    std::shared_mutex schedule;         // an update waits for runs, and they for it
+    std::atomic<bool> updating{false};  // somebody holds it to change the schedule
+    std::vector<Integers> arrays;       // those of the last update
+    std::mutex workspaces_mutex;
+    std::vector<Workspace> workspaces;
+  };
 
   Place place_in(nb::handle stream) const {
     return {place_.cuda, place_.device, stream_of(stream)};
@@ -63,19 +74,20 @@ class Plan {
                  std::vector<nb::object>* keep) const;
   void set_outputs(nb::handle o, nb::handle lse, const Place& place, int64_t rows,
                    attnfold_tensors* tensors, std::vector<nb::object>* keep) const;
-  Workspace take_workspace();
+  Workspace take_workspace(Shared* shared);
+  Shared& shared();
+  /** Raises if the schedule is one that a fork cut in half. */
+  void check_whole() const;
 
   attnfold_problem problem_ = ATTNFOLD_PROBLEM_INIT;
   attnfold_plan* plan_ = nullptr;
   Place place_;
-  std::vector<Integers> arrays_;      // those of the last update
   std::atomic<int64_t> qo_rows_{-1};  // of q; -1: only the device knows
   std::atomic<int64_t> kv_rows_{0};   // that ragged k and v need
   std::atomic<uint64_t> version_{0};  // of the schedule
-  std::shared_mutex
-      schedule_;  // an update waits for runs, and they for it; taken without the GIL only
-  std::mutex workspaces_mutex_;
-  std::vector<Workspace> workspaces_;
+  std::atomic<bool> torn_{false};     // the process was forked while the schedule changed
+  pid_t process_ = getpid();
+  std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 };
 
 }  // namespace attnfold::python
