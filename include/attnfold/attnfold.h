@@ -151,7 +151,7 @@ typedef struct attnfold_problem {
   int32_t max_qo_rows;            /* new tokens of all requests together */
   int32_t max_kv_len;             /* keys of one request */
   float logits_softcap;           /* c: scores become c * tanh(s / c), s = sm_scale * q.k; 0 = off; >= 0, and c * log2(e) and sm_scale / c are finite floats */
-  int32_t attention_chunk;        /* n: a query at p sees keys of its own chunk [p/n*n, p/n*n + n) only; 0 = off */
+  int32_t attention_chunk;        /* n: a query at p, p' = max(p, 0), sees its chunk [p'/n*n, p'/n*n + n) only; 0 = off */
   int32_t sink_tokens;            /* n: keys 0..n-1 stay visible left of window_left and of the own chunk; 0 = off */
   attnfold_scale_kind k_scale_kind;
   attnfold_scale_kind v_scale_kind;
