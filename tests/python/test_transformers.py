@@ -135,6 +135,54 @@ def test_masks_that_are_no_ranges_are_taken_as_bits(rng):
     assert (o[0, 3] == 0).all()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_each_mask_of_a_step_is_looked_at_once(rng, monkeypatch, mode):
+    looked = []
+
+    class Lengths(integration._Lengths):
+        def __init__(self, *arguments):
+            looked.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(integration, "_Lengths", Lengths)
+    config = dict(num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3)
+    model = AutoModelForCausalLM.from_config(
+        Gemma2Config(**SMALL | config, head_dim=16, sliding_window=7, query_pre_attn_scalar=16), attn_implementation="attnfold"
+    ).eval()
+    ids, mask = batch_of(rng, [20, 11])
+    with mode():
+        past = None
+        for n in (20, 1, 1):
+            del looked[:]
+            past = model(ids[:, :n], attention_mask=mask, past_key_values=past).past_key_values
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            assert len(looked) == 2  # one of a window, one without
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_mask_that_changes_in_place_is_looked_at_anew(rng, mode):
+    module = torch.nn.Module()
+    with mode():
+        q, k, v = (torch.from_numpy(rng.standard_normal((1, 2, 9, 64), np.float32)) for _ in "qkv")
+        mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+        for _ in range(3):
+            o, _ = integration.attention(module, q, k, v, mask)
+            expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+            assert torch.allclose(o, expected, atol=1e-5)
+            mask[0, 0, :, 1:] &= torch.from_numpy(rng.random((9, 8)) < 0.7)
+
+
+def test_models_answer_in_inference_mode_as_without_gradients(models, rng):
+    ours, _ = models
+    ids, mask = batch_of(rng, [40, 3, 61])
+    answers = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            answers.append(ours(ids, attention_mask=mask).logits.clone())
+            answers.append(ours.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0).clone())
+    assert torch.equal(answers[0], answers[2]) and torch.equal(answers[1], answers[3])
+
+
 def test_what_is_not_served_is_an_error():
     x = torch.randn(1, 1, 4, 64)
     with pytest.raises(NotImplementedError, match="attention_mask: expected bools"):
@@ -143,6 +191,9 @@ def test_what_is_not_served_is_an_error():
         integration.attention(torch.nn.Module(), x, x, x, None, dropout=0.1)
     with pytest.raises(NotImplementedError, match="position_bias"):
         integration.attention(torch.nn.Module(), x, x, x, None, position_bias=x)
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="attnfold").eval()
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="output_attentions: expected False"):
+        model(torch.tensor([[1, 2, 3]]), output_attentions=True)
 
 
 def test_examples_run():

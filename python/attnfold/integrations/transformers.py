@@ -6,9 +6,10 @@
 
 Keys and values are read where transformers' cache classes keep them, [batch, kv_heads, capacity, head_dim] with any
 strides: a request is a range of rows, from its first visible key to its last one, so that neither padding nor the free end
-of a static cache is read.  The masks that transformers makes are looked at once per step; causal ones and sliding windows
+of a static cache is read.  Each mask that transformers makes for a step is looked at once; causal ones and sliding windows
 are told to the engine as such, all others as bits.  Works without gradients, on CPUs and on GPUs (float16 and bfloat16,
-masks that need no bits); there a step waits once, for its mask.
+masks that need no bits); there a step waits once for each of its masks.  Masks made under torch.inference_mode, which does not
+count their changes, are compared with copies of them in each layer; on a GPU each layer waits then.
 """
 
 from __future__ import annotations
@@ -85,20 +86,39 @@ class _Lengths:
         return bool((seen[:, self.begin[r] : self.begin[r] + n] == expected).all())
 
 
+_KEPT = 3  # masks: models have one of each kind of layer
+
+
+class _Seen:
+    """A mask as it was when it was looked at."""
+
+    def __init__(self, mask: torch.Tensor | None, more: tuple[Any, ...]) -> None:
+        self.mask, self.more, self.lengths = mask, more, _Lengths(mask, *more)
+        # A tensor of inference mode has no version, so that a change in place shows in its elements alone.
+        self.copy = mask.clone() if mask is not None and mask.is_inference() else None
+        self.version = mask._version if mask is not None and self.copy is None else 0
+
+    def is_of(self, mask: torch.Tensor | None, more: tuple[Any, ...]) -> bool:
+        if self.mask is not mask or self.more != more:
+            return False
+        if mask is None:
+            return True
+        return self.version == mask._version if self.copy is None else torch.equal(self.copy, mask)
+
+
 class _Step(threading.local):
-    """The lengths of the last mask, and the plans of this thread with the lengths that each was updated for."""
+    """The last masks, the latest one first, and the plans of this thread with the lengths that each was updated for."""
 
     def __init__(self) -> None:
-        self.key: tuple[Any, ...] = ()
-        self.mask: torch.Tensor | None = None
-        self.lengths: _Lengths | None = None
+        self.seen: list[_Seen] = []
         self.plans: dict[tuple[Any, ...], tuple[attnfold.Plan, list[Any]]] = {}
 
     def lengths_of(self, mask: torch.Tensor | None, *more: Any) -> _Lengths:
-        key = (None if mask is None else mask._version, *more)
-        if self.lengths is None or self.mask is not mask or self.key != key:
-            self.lengths, self.mask, self.key = _Lengths(mask, *more), mask, key
-        return self.lengths
+        for seen in self.seen:
+            if seen.is_of(mask, more):
+                return seen.lengths
+        self.seen = [_Seen(mask, more), *self.seen[: _KEPT - 1]]
+        return self.seen[0].lengths
 
 
 _step = _Step()
@@ -131,6 +151,7 @@ def attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    output_attentions: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in each layer.
@@ -145,6 +166,8 @@ def attention(
     """
     if position_bias is not None:
         raise NotImplementedError("position_bias: expected None (no additive bias), got a tensor")
+    if output_attentions:
+        raise NotImplementedError("output_attentions: expected False (weights are not kept), got True")
     if dropout:
         raise NotImplementedError(f"dropout: expected 0, got {dropout}")
     batch, heads, q_len, width = query.shape
