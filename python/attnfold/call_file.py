@@ -10,6 +10,8 @@ from typing import Any, Mapping
 
 import numpy as np
 
+from attnfold._arrays import shown
+
 _CODES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "int8": "I8", "int32": "I32", "uint8": "U8",
@@ -28,6 +30,8 @@ def _bytes_of(name: str, array: Any) -> tuple[str, list[int], bytes]:
             data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
         else:
             array = np.asarray(array)
+            if not array.dtype.isnative:  # whose name does not say so
+                array = array.astype(array.dtype.newbyteorder("="))
             dtype, data = array.dtype.name, np.ascontiguousarray(array).tobytes()
     except Exception as error:  # a tensor without memory, rows of several lengths
         why = str(error).partition("\n")[0]
@@ -37,16 +41,32 @@ def _bytes_of(name: str, array: Any) -> tuple[str, list[int], bytes]:
     return _CODES[dtype], list(array.shape), data
 
 
+def _text_of(key: str, value: Any) -> str:
+    """A value of the metadata; numbers of any framework, arrays of one number too, so that they read back exactly."""
+    if isinstance(value, str):
+        return value
+    number = value
+    if hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__") or isinstance(value, np.generic):
+        try:
+            number = value.item()
+        except Exception as error:  # several numbers, or none that can be looked at
+            raise ValueError(f"{key}: expected a text or a number, got {type(value).__name__}: {error}") from error
+    try:  # the scalars of ml_dtypes are none that Python knows
+        return str(number) if isinstance(number, (bool, int)) else repr(float(number))
+    except (TypeError, ValueError):
+        return str(value)
+
+
 def _array_of(where: str, entry: Any, data: memoryview) -> np.ndarray[Any, Any]:
     """The tensor that an entry of the header describes, a copy; `data` is what follows the header."""
     names = {code: name for name, code in _CODES.items()}
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (entry.get(key) if isinstance(entry, dict) else None for key in keys)
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    if not all(type(n) is int and n >= 0 for n in numbers) or len(offsets) != 2:
-        raise ValueError(f"{where}: expected {', '.join(keys)}, got {entry!r}")
-    if dtype not in names:
-        raise ValueError(f"{where}: expected a dtype of call files ({', '.join(names)}), got {dtype!r}")
+    if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or len(offsets) != 2:
+        raise ValueError(f"{where}: expected {', '.join(keys)}, got {shown(entry)}")
+    if not isinstance(dtype, str) or dtype not in names:
+        raise ValueError(f"{where}: expected a dtype of call files ({', '.join(names)}), got {shown(dtype)}")
     made: Any = names[dtype]
     if dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
         import ml_dtypes
@@ -56,7 +76,10 @@ def _array_of(where: str, entry: Any, data: memoryview) -> np.ndarray[Any, Any]:
     begin, end = offsets
     if end > len(data) or end - begin != num_bytes:
         raise ValueError(f"{where}: expected {num_bytes} bytes among {len(data)}, got data_offsets {offsets}")
-    return np.frombuffer(data, np.uint8, end - begin, begin).copy().view(made).reshape(shape)
+    try:
+        return np.frombuffer(data, np.uint8, end - begin, begin).copy().view(made).reshape(shape)
+    except (ValueError, OverflowError) as error:  # without elements, but with axes that numpy cannot have
+        raise ValueError(f"{where}: expected a shape of numpy, got {shape}: {error}") from error
 
 
 def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -67,9 +90,12 @@ def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mappin
         tensors: by the names of docs/call-format.md: q, qo_indptr, k_cache, v_cache, kv_len, block_table, o, lse, ..; numpy
             or torch arrays, integers as int32.
         metadata: mask, sm_scale, page_size, kv_layout, ..; numbers are written so that they read back exactly.
+            recorded_by: who answered.  An o of this library is judged by the bound of its kernel if that text ends in
+            "numerics " and `Plan.numerics_id`, else by that of answers whose weights are not rounded, which kernels that
+            round them (bf16 dot products, GPUs) need not keep.
 
     Raises:
-        ValueError: a type that the format lacks.
+        ValueError: names what the format lacks.
 
     >>> import attnfold.call_file, numpy as np, tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "call.safetensors")
@@ -83,7 +109,7 @@ def save(path: str | PathLike[str], tensors: Mapping[str, Any], metadata: Mappin
     """
     text = {"format": "attnfold-call-1"}
     for key, value in metadata.items():
-        text[key] = value if isinstance(value, str) else repr(float(value)) if isinstance(value, float) else str(value)
+        text[key] = _text_of(key, value)
     header: dict[str, Any] = {"__metadata__": text}
     blobs, at = [], 0
     for name, array in tensors.items():
@@ -123,7 +149,7 @@ def load(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], di
     try:
         header = dict(json.loads(data[8 : 8 + length]))
         metadata = dict(header.pop("__metadata__", {}))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: expected a JSON object as header, got {error}") from error
     if metadata.get("format") != "attnfold-call-1":
         raise ValueError(f"{path}: metadata format: expected attnfold-call-1, got {metadata.get('format')!r}")

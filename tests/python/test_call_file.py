@@ -74,6 +74,53 @@ def test_recorded_calls_are_answered(path):
         check(o[rows], lse[rows], t["q"][rows], pool[slot], v, visible, float(text["sm_scale"]), weight_bits(plan))
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
+def test_arrays_of_another_byte_order_keep_their_values(tmp_path, dtype):
+    x = np.arange(-6, 6).reshape(3, 4)
+    for array in (x.astype(">" + dtype), x.astype("<" + dtype), x.astype(">" + dtype)[::-1, ::2]):
+        attnfold.call_file.save(tmp_path / "call.safetensors", dict(q=array), {})
+        back = attnfold.call_file.load(tmp_path / "call.safetensors")[0]["q"]
+        assert back.dtype.isnative and np.array_equal(back, array)
+
+
+NUMBERS = (
+    0.1, 3, True, np.float16(0.1), np.float32(0.1), np.float64(0.1), np.int64(3), np.bool_(True), np.array(0.1, np.float32),
+    np.array([0.1], np.float16), ml_dtypes.bfloat16(0.1), torch.tensor(0.1), torch.tensor(0.1, dtype=torch.bfloat16),
+    torch.tensor([3]), torch.tensor(0.1, requires_grad=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda x: f"{type(x).__name__}-{getattr(x, 'dtype', '')}")
+def test_numbers_read_back_exactly(tmp_path, number):
+    path = tmp_path / "call.safetensors"
+    attnfold.call_file.save(path, {}, dict(x=number))
+    text = attnfold.call_file.load(path)[1]["x"]
+    if isinstance(number, (bool, np.bool_)):
+        assert text == "True"
+    else:
+        value = float(number.item() if hasattr(number, "ndim") else number)
+        assert float(text) == value and text.isdigit() == (value == 3)
+    with pytest.raises(ValueError, match="^x: expected a text or a number, got ndarray"):
+        attnfold.call_file.save(path, {}, dict(x=np.ones(2)))
+
+
+def test_verify_hints_at_recorded_by(rng, tmp_path):
+    if not COMMAND:
+        pytest.skip("ATTNFOLD_COMMAND is not set")
+    b = Batch(rng)
+    plan = b.plan()
+    b.update(plan)
+    o = plan.run(b.q, b.k_cache, b.v_cache) + 1
+    tensors = dict(q=b.q, qo_indptr=b.qo_indptr, k_cache=b.k_cache, v_cache=b.v_cache, block_table=b.block_table,
+                   kv_len=b.kv_len, o=o)  # fmt: skip
+    path = tmp_path / "call.safetensors"
+    for about in (metadata(b, plan), metadata(b, plan) | dict(recorded_by="somebody")):
+        attnfold.call_file.save(path, tensors, about)
+        done = subprocess.run([COMMAND, "verify", str(path)], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert ("recorded_by names no numerics id" in done.stdout + done.stderr) == (about["recorded_by"] == "somebody")
+
+
 def test_a_file_of_something_else_is_an_error(tmp_path):
     (tmp_path / "x").write_bytes(b"\0" * 20)
     with pytest.raises(ValueError, match="expected a safetensors header"):
@@ -92,13 +139,15 @@ def test_damaged_files_and_what_is_no_array_are_named(tmp_path):
     about = {"__metadata__": {"format": "attnfold-call-1"}}
     assert loaded(about | {"x": sound})["x"].tolist() == [0, 0]
     assert loaded(about | {"x": {"dtype": "BF16", "shape": [0, 4], "data_offsets": [8, 8]}})["x"].shape == (0, 4)
-    for header in (b"{", b"[1]", b"3", b"\xff\xfe", {"__metadata__": 3}):
+    for header in (b"{", b"[1]", b"3", b"\xff\xfe", {"__metadata__": 3}, b'{"x":' + b"[" * 10**5):
         with pytest.raises(ValueError, match="call.safetensors: expected a JSON object as header, got"):
             loaded(header)
     for change in (
         {"dtype": "F64"}, {"dtype": None}, {"shape": [3]}, {"shape": [-1, -2]}, {"shape": 2}, {"shape": ["2"]}, {"shape": [2.0]},
         {"data_offsets": [0, 16]}, {"data_offsets": [4, 12]}, {"data_offsets": [-8, 0]}, {"data_offsets": [8, 0]},
         {"data_offsets": [0]}, {"data_offsets": [0, 8, 8]}, {"data_offsets": None}, {"shape": [2**62, 2]},
+        {"dtype": ["I32"]}, {"dtype": {}}, {"shape": [0, 2**63], "data_offsets": [0, 0]}, {"shape": [2**70], "data_offsets": [0, 0]},
+        {"shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, {"shape": [0] * 99, "data_offsets": [0, 0]},
     ):  # fmt: skip
         with pytest.raises(ValueError, match="call.safetensors: x: expected "):
             loaded(about | {"x": sound | change})
