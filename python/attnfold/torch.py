@@ -5,14 +5,17 @@
     attnfold::append(k_cache!, v_cache!, k, v, slots, kv_layout)   writes in place
     attnfold::merge(o[], lse[]) -> (o, lse)
 
-A plan is updated outside of the graph, once per step; the graph runs it in every layer.  There is no backward pass.
+A plan is updated outside of the graph, once per step; the graph runs it in every layer.  There is no backward pass: where a
+tensor wants a gradient and gradients are on, the operators raise NotImplementedError, compiled ones as they are traced.
 On CUDA they launch on the current stream, so a CUDA graph that is captured round them replays them; one that holds `attention`
 needs a call of the same size before it, and one that holds `Plan.update` answers the lengths that it finds.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
+from typing import Any, Callable
 
 import torch
 
@@ -22,6 +25,7 @@ _NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 _plans: weakref.WeakValueDictionary[int, attnfold.Plan] = weakref.WeakValueDictionary()
 _handles: weakref.WeakKeyDictionary[attnfold.Plan, int] = weakref.WeakKeyDictionary()
 _next_handle = 1
+_lock = threading.Lock()
 
 _lib = torch.library.Library("attnfold", "DEF")
 _lib.define("attention(Tensor q, Tensor k, Tensor v, bool causal=False, float? sm_scale=None) -> (Tensor, Tensor)")
@@ -36,7 +40,10 @@ def handle(plan: attnfold.Plan) -> int:
     """The number by which the operators know a plan, as long as the plan lives.
 
     Returns:
-        always the same for one plan.
+        always the same for one plan, from any thread.
+
+    Raises:
+        TypeError: not a plan.
 
     >>> import attnfold.torch, torch
     >>> plan = attnfold.create(qo_heads=2, kv_heads=1, head_dim=64, dtype=torch.float32, num_pages=4, max_batch=1,
@@ -48,12 +55,15 @@ def handle(plan: attnfold.Plan) -> int:
     torch.Size([1, 2, 64])
     """
     global _next_handle
-    known = _handles.get(plan)
-    if known is None:
-        known = _handles[plan] = _next_handle
-        _plans[known] = plan
-        _next_handle += 1
-    return known
+    if not isinstance(plan, attnfold.Plan):
+        raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
+    with _lock:
+        known = _handles.get(plan)
+        if known is None:
+            known = _handles[plan] = _next_handle
+            _plans[known] = plan
+            _next_handle += 1
+        return known
 
 
 def _plan_of(number: int) -> attnfold.Plan:
@@ -120,6 +130,26 @@ def _merge_fake(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.T
     return o[0].new_empty(o[0].shape), lse[0].new_empty(lse[0].shape)
 
 
+def _wants_gradient(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    return isinstance(value, (list, tuple)) and any(_wants_gradient(x) for x in value)
+
+
+def _without_backward(name: str) -> Callable[..., Any]:
+    """The operator's kernel under autograd, which would cut a gradient off without a word."""
+    operator = getattr(torch.ops.attnfold, name).default
+
+    def kernel(*arguments: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled() and any(map(_wants_gradient, (*arguments, *named.values()))):
+            expected = "expected no gradient to be wanted (use torch.no_grad())"
+            raise NotImplementedError(f"attnfold::{name}: {expected}, as it has no backward")
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments, **named)
+
+    return kernel
+
+
 for _name, _real, _fake in (
     ("attention", _attention, _attention_fake),
     ("run", _run, _run_fake),
@@ -129,3 +159,4 @@ for _name, _real, _fake in (
     for _key in ("CPU", "CUDA"):
         _lib.impl(_name, _real, _key)
     torch.library.register_fake(f"attnfold::{_name}", _fake, lib=_lib)
+    _lib.impl(_name, _without_backward(_name), "Autograd")

@@ -1,5 +1,8 @@
 """torch.ops.attnfold: fake kernels, torch.compile, and the bits of the functions."""
 
+import sys
+import threading
+
 import attnfold
 import attnfold.torch
 import numpy as np
@@ -19,7 +22,7 @@ def batch(rng):
 def test_the_operators_pass_torchs_own_checks(batch):
     _, plan, (q, k, v) = batch
     one = torch.randn(3, 2, 64), torch.randn(9, 2, 64), torch.randn(9, 2, 64)
-    checks = ("test_schema", "test_faketensor")
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.attnfold.attention, (*one, True, 0.3), test_utils=checks)
     torch.library.opcheck(torch.ops.attnfold.run, (q, k, v, attnfold.torch.handle(plan)), test_utils=checks)
     pool = torch.zeros(2, 4, 2, 64), torch.zeros(2, 4, 2, 64)
@@ -59,6 +62,68 @@ def test_a_handle_dies_with_its_plan(batch):
                                                    max_kv_len=1))  # fmt: skip
     with pytest.raises(ValueError, match="plan: expected the handle of a plan that lives"):
         torch.ops.attnfold.run(q, k, v, handle)
+
+
+def test_a_handle_names_one_plan_from_any_thread():
+    def made():
+        return attnfold.create(qo_heads=1, kv_heads=1, head_dim=64, max_batch=1, max_qo_rows=1, max_kv_len=1)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            plans = [made() for _ in range(8)]
+            together, handles = threading.Barrier(16), {}
+
+            def work(i):
+                together.wait()
+                handles[i] = attnfold.torch.handle(plans[i % 8])
+
+            threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(set(handles.values())) == 8
+            for i, handle in handles.items():
+                assert attnfold.torch._plan_of(handle) is plans[i % 8]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("thing", [None, 1, "plan", torch.ones(2)], ids=lambda x: type(x).__name__)
+def test_a_handle_is_of_plans_alone(thing):
+    with pytest.raises(TypeError, match=f"^plan: expected a Plan, got {type(thing).__name__}"):
+        attnfold.torch.handle(thing)
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager", "inductor"])
+def test_a_gradient_is_not_cut_off_without_a_word(batch, backend):
+    _, plan, (q, k, v) = batch
+    handle, slots = attnfold.torch.handle(plan), torch.tensor([0])
+    ops, new = torch.ops.attnfold, torch.ones(1, 2, 64)
+
+    def append(x):
+        ops.append(k.clone(), v.clone(), new * x.sum(), new, slots)
+        return x * 2
+
+    functions = dict(
+        attention=lambda x: (x * 2).sum() + ops.attention(x, x, x)[0].sum(),
+        run=lambda x: (x * 2).sum() + ops.run(x, k, v, handle)[0].sum(),
+        append=append,
+        merge=lambda x: (x * 2).sum() + ops.merge([x, x * 3], [x[..., 0].detach()] * 2)[0].sum(),
+    )
+    for name, function in functions.items():
+        torch._dynamo.reset()
+        called = torch.compile(function, backend=backend) if backend else function
+        x = q.clone().requires_grad_()
+        with pytest.raises(NotImplementedError, match=f"attnfold::{name}: expected no gradient to be wanted"):
+            called(x).sum().backward()
+        assert x.grad is None
+        for off in (torch.no_grad(), torch.inference_mode()):
+            with off:
+                assert torch.isfinite(called(x)).all()
+        assert torch.isfinite(called(x.detach())).all()
 
 
 def test_there_is_no_gradient():
