@@ -67,19 +67,21 @@ def under_loads(model, tokenizer, loads, attention, max_tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    positive = lambda text: int(text) if int(text) > 0 else parser.error(f"expected a number above 0, got {text}")  # noqa: E731
     parser.add_argument("--model", default="", metavar="FILE", help="a GGUF file of a Llama-style model, or tiny")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--chunk", type=int, default=128, help="prompt tokens in a step")
-    parser.add_argument("--load", metavar="N,N,..", help="compare the logits of one request at these loads")
+    parser.add_argument("--chunk", type=positive, default=128, help="prompt tokens in a step")
+    parser.add_argument("--load", metavar="N,N,..", type=lambda text: [*map(positive, text.split(","))],
+                        help="compare the logits of one request at these loads")
     parser.add_argument("--attention", choices=["attnfold", "by-batch"], default="attnfold")
     parser.add_argument("--dump-call", nargs=2, metavar=("LAYER,STEP", "FILE"), help="write an attention call")
     a = parser.parse_args()
     model, tokenizer = load(a.model or default_model())
     if a.load:
-        return under_loads(model, tokenizer, [int(n) for n in a.load.split(",")], a.attention, a.max_tokens)
+        return under_loads(model, tokenizer, a.load, a.attention, a.max_tokens)
     engine = Engine(model, chunk=a.chunk, attention=a.attention)
     if a.dump_call:
         engine.dump = (*map(int, a.dump_call[0].split(",")), a.dump_call[1])

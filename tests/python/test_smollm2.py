@@ -36,6 +36,12 @@ def test_the_example_is_short():
     assert sum(len(p.read_text().splitlines()) for p in EXAMPLE.glob("*.py")) <= 400
 
 
+@pytest.mark.parametrize("bad", ["--load a", "--load 1,0", "--load 1,,2", "--chunk 0", "--max-tokens -1", "--chunk x"])
+def test_numbers_that_are_none_are_errors_of_the_command_line(bad):
+    done = command("--model", "tiny", *bad.split())
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "smollm2.py: error: " in done.stderr
+
+
 def unrounded(model):
     """The same model with rows of float32 in front of all weights."""
     other = copy.copy(model)
