@@ -72,6 +72,12 @@ int main_of(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    const std::string first = argc > 1 ? argv[1] : "";
+    const auto is_first = [&](const CLI::App* sub) { return sub->get_name() == first; };
+    if (first.substr(0, 1) != "-" && !first.empty() && app.get_subcommands(is_first).empty()) {
+      fmt::print(stderr, "attnfold: expected a subcommand (see attnfold --help), got {}\n", first);
+      return kBadInput;
+    }
     return app.exit(error) == 0 ? kRight : kBadInput;
   }
   return run_command(command);

@@ -13,7 +13,8 @@ for line in info "run $good" "verify $good" bench explain; do
   expect 2 '--frobnicate' $line --frobnicate
 done
 expect 2 'subcommand' ''
-expect 2 '.' frobnicate
+expect 2 'expected a subcommand .*got frobnicate' frobnicate
+expect 2 'got frobnicate' frobnicate --threads 3
 "$attnfold" >"$work/out" 2>&1
 [ $? -eq 2 ] || fail "no subcommand: expected exit code 2" "$(cat "$work/out")"
 
