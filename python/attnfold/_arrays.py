@@ -201,7 +201,7 @@ def zero_and(n: int, like: Any, kind: str) -> Any:
 def check_no_gradient(**arrays: Any) -> None:
     """attnfold has no backward pass: a tensor that wants a gradient is refused, not silently cut off."""
     for name, array in arrays.items():
-        if getattr(array, "requires_grad", False) is not True:
+        if array is None or getattr(array, "requires_grad", False) is not True:
             continue
         import torch
 
