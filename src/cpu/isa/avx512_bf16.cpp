@@ -45,9 +45,6 @@ ATTNFOLD_LANE_FN void prefetch(const char* p) {
 struct DotScores : PairQueries {
   static constexpr bool kMatrix = false;
   static constexpr bool kKeyPairs = false;
-  // In a loop over the chunks each load instruction goes along its own key, line by line: the
-  // prefetch of Zen 4, which follows single instructions, then reads from memory 1.5 times as fast.
-  static constexpr bool kFewLoads = true;
   static int keys_together(int) { return 16; }
   static constexpr LaneOrder kOrder = LaneOrder::halves;
   struct Mode {};
