@@ -2,6 +2,7 @@
 // the host's.
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <random>
 
 #include "check/device_call.h"
@@ -79,31 +80,145 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   cudaStreamDestroy(stream);
 }
 
-/** More workspaces than a plan has counters for, and a few again. */
+/** More workspaces than a plan has counters for, and a few again: of decodes, and beside tiles. */
 TEST_F(DeviceTest, AnyNumberOfWorkspaces) {
-  Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal,
-                               cases::Lengths(40, 1), cases::Lengths(40, 300));
-  const Call call = generate(spec, test::seed());
+  for (const bool has_tiles : {false, true}) {
+    const Spec spec = cases::make_spec(
+        {8, 2, 128, 128}, DType::bf16, 16, cases::kCausal,
+        has_tiles ? cases::Lengths{1, 70, 1, 200, 33} : cases::Lengths(40, 1),
+        has_tiles ? cases::Lengths{2900, 70, 300, 700, 2100} : cases::Lengths(40, 300));
+    const Call call = generate(spec, test::seed());
+    attnfold_plan* raw = nullptr;
+    const attnfold_execution e = on_device(14);
+    ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
+    const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
+        raw, attnfold_plan_destroy);
+    Answer expected, answer;
+    ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
+    DeviceCall device(call);
+    const attnfold_lengths lengths = device.lengths();
+    const size_t bytes = attnfold_plan_workspace_bytes(raw);
+    char* workspace = static_cast<char*>(device.workspace(bytes + 100 * 16));
+    ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
+    for (int i = 0; i < 140; ++i) {
+      const attnfold_tensors tensors = device.tensors();
+      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace + i % 100 * 16, bytes, nullptr),
+                ATTNFOLD_OK)
+          << attnfold_last_error();
+      ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
+      ATTNFOLD_ASSERT_HOLDS(cases::same_bytes(call, expected, answer, "a workspace")) << i;
+    }
+  }
+}
+
+/** A graph of layers, each of whose queries are the o of the layer before: the kernels of one may
+ * not begin to read before those of the other have written. */
+TEST_F(DeviceTest, LayersOfOneGraphFollowOneAnother) {
+  constexpr int kLayers = 12;
+  for (const cases::Lengths& qo_len :
+       {cases::Lengths(7, 1), cases::Lengths{90, 1, 33, 1, 1, 4, 150}}) {
+    const Call call = generate(cases::make_spec({16, 4, 128, 128}, DType::bf16, 16, cases::kCausal,
+                                                qo_len, {90, 3000, 2100, 17, 700, 4, 1500}),
+                               test::seed());
+    attnfold_plan* raw = nullptr;
+    const attnfold_execution e = on_device();
+    ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
+    const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
+        raw, attnfold_plan_destroy);
+    DeviceCall device(call);
+    const attnfold_lengths lengths = device.lengths();
+    const attnfold_tensors first = device.tensors();
+    const size_t bytes = attnfold_plan_workspace_bytes(raw),
+                 o_bytes = static_cast<size_t>(call.num_rows()) * 16 * 128 * 2;
+    void* workspace = device.workspace(bytes);
+    char* memory = nullptr;  // o of each layer
+    ASSERT_EQ(cudaMalloc(&memory, o_bytes * kLayers), cudaSuccess);
+    const auto layer = [&](int i) {
+      attnfold_tensors tensors = first;
+      if (i > 0) {
+        tensors.q = memory + (i - 1) * o_bytes;
+        tensors.q_stride_row = 16 * 128;
+        tensors.q_stride_head = 128;
+      }
+      tensors.o = memory + i * o_bytes;
+      tensors.o_stride_row = 16 * 128;
+      tensors.o_stride_head = 128;
+      return tensors;
+    };
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    std::vector<char> one_by_one(o_bytes * kLayers), replayed(o_bytes * kLayers);
+    ASSERT_EQ(cudaMemset(memory, 0xff, o_bytes * kLayers), cudaSuccess);
+    ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
+    for (int i = 0; i < kLayers; ++i) {
+      const attnfold_tensors tensors = layer(i);
+      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+          << attnfold_last_error();
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    }
+    ASSERT_EQ(cudaMemcpy(one_by_one.data(), memory, one_by_one.size(), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    cudaGraph_t graph;
+    cudaGraphExec_t step;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
+    for (int i = 0; i < kLayers; ++i) {
+      const attnfold_tensors tensors = layer(i);
+      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+          << attnfold_last_error();
+    }
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
+    for (int replay = 0; replay < 20; ++replay) {
+      ASSERT_EQ(cudaMemsetAsync(memory, 0xff, o_bytes * kLayers, stream), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(step, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      ASSERT_EQ(cudaMemcpy(replayed.data(), memory, replayed.size(), cudaMemcpyDeviceToHost),
+                cudaSuccess);
+      for (int i = 0; i < kLayers; ++i)
+        ASSERT_EQ(memcmp(&replayed[i * o_bytes], &one_by_one[i * o_bytes], o_bytes), 0)
+            << "layer " << i << ", replay " << replay;
+    }
+    EXPECT_NE(memcmp(&replayed[0], &replayed[o_bytes], o_bytes), 0);
+    cudaGraphExecDestroy(step);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    cudaFree(memory);
+  }
+}
+
+/** A workspace over a tensor is refused, and nothing is launched. */
+TEST_F(DeviceTest, AWorkspaceThatOverlapsATensorIsNamed) {
+  const Call call = generate(
+      cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal, {1, 70}, {300, 400}),
+      test::seed());
   attnfold_plan* raw = nullptr;
-  const attnfold_execution e = on_device(14);
+  const attnfold_execution e = on_device();
   ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
   const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
       raw, attnfold_plan_destroy);
-  Answer expected, answer;
-  ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
   DeviceCall device(call);
   const attnfold_lengths lengths = device.lengths();
-  const size_t bytes = attnfold_plan_workspace_bytes(raw);
-  char* workspace = static_cast<char*>(device.workspace(bytes + 100 * 16));
   ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
-  for (int i = 0; i < 140; ++i) {
-    const attnfold_tensors tensors = device.tensors();
-    ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace + i % 100 * 16, bytes, nullptr),
-              ATTNFOLD_OK)
-        << attnfold_last_error();
-    ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
-    ATTNFOLD_ASSERT_HOLDS(cases::same_bytes(call, expected, answer, "a workspace")) << i;
+  const attnfold_tensors tensors = device.tensors();
+  const size_t bytes = attnfold_plan_workspace_bytes(raw);
+  for (const void* tensor : {tensors.q, tensors.k, tensors.v, static_cast<const void*>(tensors.o),
+                             static_cast<const void*>(tensors.lse)}) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(tensor);
+    for (const uintptr_t workspace : {at, at - bytes + 16}) {
+      EXPECT_EQ(
+          attnfold_plan_run(raw, &tensors, reinterpret_cast<void*>(workspace), bytes, nullptr),
+          ATTNFOLD_INVALID_ARGUMENT);
+      EXPECT_NE(std::string(attnfold_last_error()).find("workspace"), std::string::npos)
+          << attnfold_last_error();
+    }
   }
+  Answer expected, answer;
+  ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
+  ASSERT_EQ(attnfold_plan_run(raw, &tensors, device.workspace(bytes), bytes, nullptr), ATTNFOLD_OK)
+      << attnfold_last_error();
+  ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
+  ATTNFOLD_EXPECT_HOLDS(cases::same_bytes(call, expected, answer, "after that"));
 }
 
 /** Schedule arrays in managed memory's stead: plain memory here, device memory there. */

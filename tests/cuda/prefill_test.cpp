@@ -2,6 +2,7 @@
 // what a row may not see does not reach it.
 #include <cuda_runtime.h>
 
+#include <cfloat>
 #include <random>
 
 #include "check/device_call.h"
@@ -231,6 +232,23 @@ TEST_F(DeviceTest, OneGraphAnswersEveryKindOfStep) {
   cudaGraphExecDestroy(step);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+/** Learned sink logits of any size, from decodes and from tiles: those that the log2 domain has no
+ * number for take all weight, +inf makes rows with a key NaN. */
+TEST_F(DeviceTest, SinkLogitsOfAnySize) {
+  for (const float sink :
+       {-FLT_MAX, -1e30f, -3.0f, 40.0f, 2.36e38f, FLT_MAX, -cases::kInf, cases::kInf}) {
+    Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, kCausal, {1, 60, 1, 1, 4},
+                                 {300, 130, 0, 2500, 2});
+    spec.sink_logits.assign(8, sink);
+    const Call call = generate(spec, test::seed());
+    Answer tiles, ranges;
+    ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kAllRows, 1), tiles));
+    ATTNFOLD_EXPECT_HOLDS(right(call, tiles)) << sink;
+    ATTNFOLD_ASSERT_HOLDS(cases::run(call, tiles_above(kNoRows, 2), ranges));
+    ATTNFOLD_EXPECT_HOLDS(same_rows(call, ranges, 0, tiles, 0, call.num_rows(), "ranges")) << sink;
+  }
 }
 
 /** Many tiles to a block, and as ranges. */
