@@ -264,6 +264,18 @@ ATTNFOLD_LANE_FN int keys_together(const UnitWork<S>& w) {
   return S::keys_together(w.unit.num_kv_heads * head_dim * dtype_bytes(w.p.kv_dtype));
 }
 
+/** Whether short rows of a token's heads lie side by side in memory, and tokens too.  Then scores
+ * are taken in that order, by a few keys under each head: Zen 4 reads heads of 64 elements from
+ * memory 1.4 times as fast by 8 keys as by 16 or 64, of 128 up to 1.1 times, of 256 no faster. */
+template <class S>
+bool has_short_rows_in_order(const UnitWork<S>& w) {
+  constexpr int64_t kShortBytes = 256;
+  const int64_t row = w.p.head_dim_qk, token = w.args.tensors.k.stride_token;
+  return w.args.tensors.k.stride_head == row && token == row * w.p.kv_heads &&
+         (w.p.ragged || w.p.page_size >= score_step(w.head_rows)) &&
+         row * dtype_bytes(w.p.kv_dtype) <= kShortBytes;
+}
+
 /** Scores of all rows on the leaf's keys; prefetches ahead, at last the leaf's first values. */
 template <class S, int kChunks>
 void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
@@ -272,6 +284,7 @@ void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
                 v_head_bytes = w.args.tensors.v.stride_head * bytes;
   const int heads = w.unit.num_kv_heads;
   const int most = keys_together(w);
+  const bool in_order = has_short_rows_in_order(w);
   const KeyBlock first = next_block(keys, 0, most);
   for (KeyBlock block = first, next; block.begin < kLeaf; block = next) {
     next = next_block(keys, block.end, most);
@@ -282,15 +295,17 @@ void leaf_scores(const UnitWork<S>& w, const UnitLeaf& keys) {
                                 next_head_bytes};
     const int64_t row_bytes = (more ? w.p.head_dim_qk : w.p.head_dim_vo) * bytes;
     const int num_keys = block.end - block.begin;
+    const int step = in_order && next_head_bytes == row_bytes ? score_step(w.head_rows) : num_keys;
     RowsAhead ahead(next_keys, heads, row_bytes);
     const char* next_rows[kLeaf + RowsAhead::kSlack];
-    for (int h = 0; h < heads; ++h) {
-      ahead.take(num_keys, next_rows);
-      const int64_t row = static_cast<int64_t>(h) * w.head_rows;
-      score_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows,
-                             w.k->row + block.begin, num_keys,
-                             (w.unit.kv_head_begin + h) * head_bytes, w.p.head_dim_qk, next_rows,
-                             w.s + row * kLeaf + block.begin);
+    for (int n = block.begin; n < block.end; n += step) {
+      for (int h = 0; h < heads; ++h) {
+        ahead.take(step, next_rows);
+        const int64_t row = static_cast<int64_t>(h) * w.head_rows;
+        score_keys<S, kChunks>(w.q + row * w.q_stride, w.q_stride, w.head_rows, w.k->row + n, step,
+                               (w.unit.kv_head_begin + h) * head_bytes, w.p.head_dim_qk, next_rows,
+                               w.s + row * kLeaf + n);
+      }
     }
   }
 }

@@ -171,8 +171,9 @@ ATTNFOLD_LANE_FN void score_block(const typename S::Q* q, int q_stride, const ch
     }
     score_step<S, R, N>(q + c * kChunk, q_stride, k, acc);
   };
-  // In a loop over the chunks each load instruction goes along its own key, line by line: the
-  // prefetch of Zen 4, which follows single instructions, then reads from memory 1.3 times as fast.
+    // In a loop over the chunks each load instruction goes along its own key, line by line: the
+    // prefetch of Zen 4, which follows single instructions, then reads from memory 1.3 times as
+    // fast.
 #pragma GCC unroll 1
   for (int c = 0; c < chunks; ++c) add_chunk(c);
   if (const int tail = kChunks ? 0 : head_dim % kChunk) {
@@ -202,7 +203,7 @@ __attribute__((noinline)) void score_blocks(const typename S::Q* q, int q_stride
   }
 }
 
-/** Scores of up to kMaxRowBlock rows on num_keys keys. */
+/** Scores of up to kScoreRows rows on num_keys keys. */
 template <class S, int kChunks, bool kAhead>
 ATTNFOLD_LANE_FN void score_rows(const typename S::Q* q, int q_stride, int rows,
                                  const char* const* keys, int num_keys, int64_t head_offset,
@@ -212,23 +213,29 @@ ATTNFOLD_LANE_FN void score_rows(const typename S::Q* q, int q_stride, int rows,
                                         s);
   };
   if (rows == 1) return blocks.template operator()<1>();
-  if (kMaxRowBlock == 2 || rows == 2) return blocks.template operator()<2>();
-  if constexpr (kMaxRowBlock == 4) {
+  if (kScoreRows == 2 || rows == 2) return blocks.template operator()<2>();
+  if constexpr (kScoreRows == 4) {
     if (rows == 3) return blocks.template operator()<3>();
     blocks.template operator()<4>();
   }
 }
 
-/** Scores of `rows` rows on num_keys keys, a multiple of 16; as many are prefetched. */
+/** Scores of `rows` rows on num_keys keys, a multiple of score_step(rows); as many are prefetched.
+ */
 template <class S, int kChunks>
 void score_keys(const typename S::Q* q, int q_stride, int rows, const char* const* keys,
                 int num_keys, int64_t head_offset, int head_dim, const char* const* ahead,
                 float* s) {
   score_rows<S, kChunks, true>(q, q_stride, rows, keys, num_keys, head_offset, head_dim, ahead, s);
-  for (int r = kMaxRowBlock; r < rows; r += kMaxRowBlock) {
+  for (int r = kScoreRows; r < rows; r += kScoreRows) {
     score_rows<S, kChunks, false>(q + static_cast<int64_t>(r) * q_stride, q_stride, rows - r, keys,
                                   num_keys, head_offset, head_dim, ahead, s + r * kLeaf);
   }
+}
+
+/** The least number of keys for score_keys: 8, or the block of a single row. */
+ATTNFOLD_LANE_FN constexpr int score_step(int rows) {
+  return rows % kScoreRows == 1 && kBlock > 8 ? kBlock : 8;
 }
 
 /** What turns q.k into a score in the log2 domain, for one row. */

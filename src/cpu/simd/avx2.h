@@ -9,6 +9,7 @@ struct Lanes {
 
 constexpr int kBlock = 4;  // 16 ymm registers: four accumulators of two
 constexpr int kMaxRowBlock = 2;
+constexpr int kScoreRows = 4;  // of a score block: rows of q as operands in memory
 constexpr int kMaxChunks = 2;
 
 // Of tile.inl: a block of 16 rows; accumulators as above.

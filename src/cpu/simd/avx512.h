@@ -9,6 +9,7 @@ struct Lanes {
 
 constexpr int kBlock = 16;
 constexpr int kMaxRowBlock = 4;
+constexpr int kScoreRows = 4;
 constexpr int kMaxChunks = 4;
 
 // Of tile.inl: a block of 32 rows; 16 accumulators.

@@ -10,6 +10,7 @@ struct Lanes {
 
 constexpr int kBlock = 4;  // 32 registers: four accumulators of four
 constexpr int kMaxRowBlock = 2;
+constexpr int kScoreRows = 2;
 constexpr int kMaxChunks = 2;
 
 // Of tile.inl: a block of 16 rows; accumulators as above.

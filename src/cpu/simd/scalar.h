@@ -10,6 +10,7 @@ struct Lanes {
 
 constexpr int kBlock = 4;        // accumulators of a score block
 constexpr int kMaxRowBlock = 2;  // rows of one
+constexpr int kScoreRows = 2;   // of a score block
 constexpr int kMaxChunks = 2;    // chunks of V that one row accumulates at once
 constexpr int kTileVecs = 1;     // tile.inl: a block has 16 * kTileVecs rows,
 constexpr int kTileKeys = 2;     // its scores are taken kTileKeys keys at a time,
