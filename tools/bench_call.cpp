@@ -140,7 +140,10 @@ check::Call make_call(const BenchShape& shape) {
   Filled k = fill(pool, type, 1);
   call.k = std::move(k.buffer);
   call.k_offset = k.offset;
-  call.k_strides = call.v_strides = {p.page_size * token, token, shape.head_dim};
+  call.k_strides = {p.page_size * token, token, shape.head_dim};
+  if (shape.head_major)
+    call.k_strides = {p.page_size * token, shape.head_dim, int64_t{p.page_size} * shape.head_dim};
+  call.v_strides = call.k_strides;
   if (shape.head_dim_in_k > 0) {
     p.head_dim_vo = shape.head_dim_in_k;
     p.v_in_k = 1;
@@ -171,7 +174,8 @@ check::Call with_qo_heads(const check::Call& call, int32_t qo_heads) {
 std::vector<Piece> table_pieces(const check::Call& call) {
   const int64_t element_bytes = dtype_bytes(static_cast<DType>(call.problem.kv_dtype));
   const int32_t page_size = call.problem.page_size;
-  const int64_t token_bytes = call.k_strides.token * element_bytes;
+  const int64_t token_bytes =
+      int64_t{call.problem.kv_heads} * call.problem.head_dim_qk * element_bytes;
   std::vector<Piece> pieces;
   for (int32_t r = 0; r < call.batch; ++r) {
     const int32_t kv_len = call.kv_len[static_cast<size_t>(r)];

@@ -19,6 +19,7 @@ struct BenchShape {
   int32_t head_dim = 128;
   int32_t page_size = 16;
   int32_t head_dim_in_k = 0;  // not 0: v is the first that many columns of k
+  bool head_major = false;    // within a page
 };
 
 /** `batch` decodes of kv_len keys each. */
@@ -34,11 +35,11 @@ BenchShape prefill_shape(int32_t qo_len, int32_t kv_len, int32_t qo_heads, int32
 /** Values are uniform in [-1, 1]. */
 check::Call make_call(const BenchShape& shape);
 
-/** The same keys and values for another number of query heads. */
 /** `batch` decodes on one prefix of `prefix` keys, whole pages, with `own` keys each. */
 check::Call prefix_call(int32_t batch, int32_t prefix, int32_t own, int32_t qo_heads,
                         int32_t kv_heads);
 
+/** The same keys and values for another number of query heads. */
 check::Call with_qo_heads(const check::Call& call, int32_t qo_heads);
 
 /** k and v in the order of the page tables: a page of k, the same page of v, and on. */

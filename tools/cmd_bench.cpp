@@ -10,6 +10,7 @@
 #include "bench_cuda.h"
 #include "bench_cuda_shapes.h"
 #include "bench_plot.h"
+#include "bench_shape.h"
 #include "bench_threads.h"
 #include "bench_workers.h"
 #include "command.h"
@@ -93,6 +94,20 @@ class Bench {
     measure_.probe_peaks();
     prefill(prefill_shape(2048, 2048, 32, 8));
     if (!quick_) prefill(prefill_shape(512, 8192, 32, 8));
+    measure_.probe_peaks();
+    return std::move(results_);
+  }
+
+  /** These alone. */
+  Results run(const std::vector<BenchShape>& shapes) {
+    measure_.probe_peaks();
+    for (const BenchShape& shape : shapes) {
+      if (is_prefill(shape)) {
+        prefill(shape);
+      } else {
+        one(shape);
+      }
+    }
     measure_.probe_peaks();
     return std::move(results_);
   }
@@ -235,6 +250,7 @@ void print_decodes(const Results& results, double peak) {
                    fmt::format("{:.0f} %", 100 * m.gb_per_s() / roofline.gb_per_s)});
   }
   fmt::print("{}\n", table.text());
+  if (results.group_kv_bytes.empty()) return;
   fmt::print("KV bytes that the plan reads at 8 kv heads:");
   for (const auto& [group_size, bytes] : results.group_kv_bytes)
     fmt::print("  group {} {}", group_size, bytes);
@@ -277,6 +293,7 @@ json row_json(const Row& row, const char* kind, double peak) {
               {"kv_heads", row.shape.kv_heads},
               {"head_dim", row.shape.head_dim},
               {"page_size", row.shape.page_size},
+              {"layout", row.shape.head_major ? "hnd" : "nhd"},
               {"dtype", dtype_name(static_cast<DType>(row.shape.dtype))}};
   out.update(as_json(m, peak));
   if (m.table_read.value > 0) {
@@ -433,9 +450,12 @@ int run_bench(const BenchOptions& options) {
   if (options.backend == ATTNFOLD_CUDA) return run_bench_on_gpu(options);
   if (!options.against.empty()) throw BadInput("--against: expected with --backend cuda");
   const bool sweeps_threads = options.threads.size() > 1 && options.workers.empty();
-  if (!options.shapes.empty() && !sweeps_threads)
-    throw BadInput("--shapes: expected with --backend cuda or several --threads alone");
-  require_shapes(options.shapes, sweep_shape_names());
+  std::vector<BenchShape> shapes;
+  if (sweeps_threads) {
+    require_shapes(options.shapes, sweep_shape_names());
+  } else {
+    for (const std::string& text : options.shapes) shapes.push_back(parse_shape(text));
+  }
   require_isa(options.isa);
   if (!options.workers.empty()) {
     if (options.threads.size() > 1) {
@@ -443,9 +463,11 @@ int run_bench(const BenchOptions& options) {
                                  fmt::join(options.threads, ",")));
     }
     if (!options.json_file.empty()) throw BadInput("--json: expected without --workers");
+    if (!options.shapes.empty()) throw BadInput("--shapes: expected without --workers");
   }
-  if (!options.svg_file.empty() && (sweeps_threads || !options.workers.empty()))
-    throw BadInput("--svg: expected without --workers and several --threads");
+  if (!options.svg_file.empty() &&
+      (sweeps_threads || !options.workers.empty() || !options.shapes.empty()))
+    throw BadInput("--svg: expected without --workers, --shapes and several --threads");
   if (!options.workers.empty()) return run_worker_sweep(options);
   std::ofstream file = open_output("--json", options.json_file);
   std::ofstream svg = open_output("--svg", options.svg_file);
@@ -456,7 +478,8 @@ int run_bench(const BenchOptions& options) {
   Measure measure(threads_of(options), options.isa, options.quick ? 0.5 : 3.0, progress);
   Results results;
   try {
-    results = Bench(measure, options.quick, !options.svg_file.empty()).run();
+    Bench bench(measure, options.quick, !options.svg_file.empty());
+    results = shapes.empty() ? bench.run() : bench.run(shapes);
   } catch (const EngineError& error) {
     if (error.status == ATTNFOLD_INTERNAL) throw;
     throw BadInput(error.what());
@@ -469,16 +492,17 @@ int run_bench(const BenchOptions& options) {
   const double peak = largest_peak(measure);
   fmt::print("attnfold {}, {}, {} threads, {} last-level cache\n", version_text(), cpu_model(),
              measure.threads(), bytes_text(static_cast<double>(measure.cache_bytes())));
-  fmt::print("kernel {}\n", results.decodes.front().measured.kernel);
+  const std::vector<Row>& first = results.decodes.empty() ? results.prefills : results.decodes;
+  fmt::print("kernel {}\n", first.front().measured.kernel);
   if (others >= 0) {
     fmt::print("other processes used {:.2f} CPUs meanwhile{}\n", others,
                others > 0.2 ? ": the figures below are low" : "");
   }
   fmt::print("\n");
   print_ceilings(results, measure);
-  print_decodes(results, peak);
-  print_prefixes(results);
-  print_prefills(results, peak);
+  if (!results.decodes.empty()) print_decodes(results, peak);
+  if (!results.prefixes.empty()) print_prefixes(results);
+  if (!results.prefills.empty()) print_prefills(results, peak);
   if (file.is_open()) {
     file << results_json(results, measure, others).dump(2) << "\n";
     if (!file.flush()) throw BadInput(fmt::format("--json: cannot write {}", options.json_file));
@@ -505,8 +529,11 @@ void add_bench(CLI::App& app, Command& command) {
       "instead, a few shapes at each of them");
   add_isa_flag(sub, options->isa);
   add_backend_flag(sub, options->backend);
-  add_names(sub, "--shapes", options->shapes,
-            "CUDA or several --threads: these shapes of the table alone");
+  add_names(
+      sub, "--shapes", options->shapes,
+      "CUDA or several --threads: these shapes of the table alone.  Else these instead of the "
+      "table: " +
+          std::string(kShapeForm));
   add_names(sub, "--against", options->against,
             "CUDA: other builds of the shared library, timed in turns with this one")
       ->type_name("LIBS");

@@ -85,7 +85,9 @@ expect 0 '^ +16 .* same$' bench --quick --workers 1,2,16
 expect 2 '--workers' bench --workers 0
 expect 0 '1 x 4096 .* warm +2 ' bench --quick --threads 1,2 --shapes 1x4096
 expect 2 '--shapes: expected some of 16x8192, .*got 7x7' bench --threads 1,2 --shapes 7x7
-expect 2 '--shapes' bench --threads 2 --shapes 1x4096
+expect 0 '1x300:9/3:d64:f16:page1:hnd +9/3 +f16 +cold' bench --quick --shapes 1x300:9/3:d64:f16:page1:hnd
+expect 0 '64on100 +32/8 +bf16' bench --quick --threads 2 --shapes 64on100,3x40
+expect 2 'head_dim_qk: expected .*got 7' bench --quick --shapes 1x128:d7
 
 expect 2 '--model: expected one of llama-2-7b, .*got gpt-9' explain --model gpt-9
 expect 2 '--gpu: expected here or one of a100, .*got tpu' explain --gpu tpu

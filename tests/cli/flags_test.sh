@@ -87,7 +87,14 @@ for names in '' NOPE 2048,NOPE NOPE,2048 D1,NOPE; do
     bench --threads 1,2 --shapes "$names" --json "$work/kept.json"
 done
 [ "$(cat "$work/kept.json")" = kept ] || fail "bench with a wrong --shapes: expected --json's file as it was"
-expect 2 '--shapes: expected with --backend cuda or several --threads' bench --shapes NOPE
+# One that is not in the form that other shapes have.
+for name in '' NOPE 0x5 1x 7x0 7x7: 1x9::d64 1x9:d 1x9:d0 1x9:64/9 1x9:64/0 1x9:q4 1x9:page 2on1 1x9on3 99999x9; do
+  expect 2 "--shapes: expected BATCHxKEYS .*got .* in $name\$" bench --shapes "$name" --json "$work/kept.json"
+done
+expect 2 '--shapes: .*got an empty part in $' bench --shapes 1x9,
+expect 2 '--shapes: expected without --workers' bench --workers 2 --shapes 1x9
+expect 2 '--svg: expected without --workers, --shapes' bench --svg "$work/a.svg" --shapes 1x9
+[ "$(cat "$work/kept.json")" = kept ] || fail "bench with a wrong --shapes: expected --json's file as it was"
 for list in '' 1,,2 ,1 1, 1,x 1,0; do
   expect 2 '--threads: expected 1..1024, got (0|x|)$' bench --threads "$list"
   expect 2 '--workers: expected 1..1024, got (0|x|)$' bench --workers "$list"
