@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "check/cases_util.h"
@@ -39,6 +40,15 @@ inline attnfold_execution on_device(int32_t num_workers = 0, uint64_t cut_seed =
   e.num_workers = num_workers;
   e.cut_seed = cut_seed;
   return e;
+}
+
+using UniquePlan = std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)>;
+
+/** NULL where attnfold_last_error says why. */
+inline UniquePlan create_plan(const attnfold_problem& problem, const attnfold_execution& e) {
+  attnfold_plan* plan = nullptr;
+  attnfold_plan_create(&problem, &e, &plan);
+  return {plan, attnfold_plan_destroy};
 }
 
 /** Random specs of what the kernel rows serve. */

@@ -30,15 +30,12 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   Spec spec = cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal,
                                cases::Lengths(kBatch, 2), cases::Lengths(kBatch, kMaxLen));
   const Call most = generate(spec, test::seed());
-  attnfold_plan* raw = nullptr;
-  const attnfold_execution e = on_device();
-  ASSERT_EQ(attnfold_plan_create(&most.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-      raw, attnfold_plan_destroy);
+  const UniquePlan plan = create_plan(most.problem, on_device());
+  ASSERT_NE(plan, nullptr) << attnfold_last_error();
   DeviceCall device(most);
   const attnfold_lengths lengths = device.lengths();
   const attnfold_tensors tensors = device.tensors();
-  const size_t bytes = attnfold_plan_workspace_bytes(raw);
+  const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
   void* workspace = device.workspace(bytes);
 
   cudaStream_t stream;
@@ -46,8 +43,9 @@ TEST_F(DeviceTest, OneGraphAnswersAllLengths) {
   cudaGraphExec_t step;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
-  ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+  ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, stream), ATTNFOLD_OK)
+      << attnfold_last_error();
+  ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, workspace, bytes, stream), ATTNFOLD_OK)
       << attnfold_last_error();
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
@@ -88,21 +86,19 @@ TEST_F(DeviceTest, AnyNumberOfWorkspaces) {
         has_tiles ? cases::Lengths{1, 70, 1, 200, 33} : cases::Lengths(40, 1),
         has_tiles ? cases::Lengths{2900, 70, 300, 700, 2100} : cases::Lengths(40, 300));
     const Call call = generate(spec, test::seed());
-    attnfold_plan* raw = nullptr;
-    const attnfold_execution e = on_device(14);
-    ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-    const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-        raw, attnfold_plan_destroy);
+    const UniquePlan plan = create_plan(call.problem, on_device(14));
+    ASSERT_NE(plan, nullptr) << attnfold_last_error();
     Answer expected, answer;
     ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
     DeviceCall device(call);
     const attnfold_lengths lengths = device.lengths();
-    const size_t bytes = attnfold_plan_workspace_bytes(raw);
+    const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
     char* workspace = static_cast<char*>(device.workspace(bytes + 100 * 16));
-    ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
+    ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, nullptr), ATTNFOLD_OK)
+        << attnfold_last_error();
     for (int i = 0; i < 140; ++i) {
       const attnfold_tensors tensors = device.tensors();
-      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace + i % 100 * 16, bytes, nullptr),
+      ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, workspace + i % 100 * 16, bytes, nullptr),
                 ATTNFOLD_OK)
           << attnfold_last_error();
       ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
@@ -120,15 +116,12 @@ TEST_F(DeviceTest, LayersOfOneGraphFollowOneAnother) {
     const Call call = generate(cases::make_spec({16, 4, 128, 128}, DType::bf16, 16, cases::kCausal,
                                                 qo_len, {90, 3000, 2100, 17, 700, 4, 1500}),
                                test::seed());
-    attnfold_plan* raw = nullptr;
-    const attnfold_execution e = on_device();
-    ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-    const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-        raw, attnfold_plan_destroy);
+    const UniquePlan plan = create_plan(call.problem, on_device());
+    ASSERT_NE(plan, nullptr) << attnfold_last_error();
     DeviceCall device(call);
     const attnfold_lengths lengths = device.lengths();
     const attnfold_tensors first = device.tensors();
-    const size_t bytes = attnfold_plan_workspace_bytes(raw),
+    const size_t bytes = attnfold_plan_workspace_bytes(plan.get()),
                  o_bytes = static_cast<size_t>(call.num_rows()) * 16 * 128 * 2;
     void* workspace = device.workspace(bytes);
     char* memory = nullptr;  // o of each layer
@@ -149,10 +142,11 @@ TEST_F(DeviceTest, LayersOfOneGraphFollowOneAnother) {
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
     std::vector<char> one_by_one(o_bytes * kLayers), replayed(o_bytes * kLayers);
     ASSERT_EQ(cudaMemset(memory, 0xff, o_bytes * kLayers), cudaSuccess);
-    ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
+    ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, stream), ATTNFOLD_OK)
+        << attnfold_last_error();
     for (int i = 0; i < kLayers; ++i) {
       const attnfold_tensors tensors = layer(i);
-      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+      ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, workspace, bytes, stream), ATTNFOLD_OK)
           << attnfold_last_error();
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     }
@@ -161,10 +155,11 @@ TEST_F(DeviceTest, LayersOfOneGraphFollowOneAnother) {
     cudaGraph_t graph;
     cudaGraphExec_t step;
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
+    ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, stream), ATTNFOLD_OK)
+        << attnfold_last_error();
     for (int i = 0; i < kLayers; ++i) {
       const attnfold_tensors tensors = layer(i);
-      ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+      ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, workspace, bytes, stream), ATTNFOLD_OK)
           << attnfold_last_error();
     }
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
@@ -192,30 +187,29 @@ TEST_F(DeviceTest, AWorkspaceThatOverlapsATensorIsNamed) {
   const Call call = generate(
       cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, cases::kCausal, {1, 70}, {300, 400}),
       test::seed());
-  attnfold_plan* raw = nullptr;
-  const attnfold_execution e = on_device();
-  ASSERT_EQ(attnfold_plan_create(&call.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-      raw, attnfold_plan_destroy);
+  const UniquePlan plan = create_plan(call.problem, on_device());
+  ASSERT_NE(plan, nullptr) << attnfold_last_error();
   DeviceCall device(call);
   const attnfold_lengths lengths = device.lengths();
-  ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
+  ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, nullptr), ATTNFOLD_OK)
+      << attnfold_last_error();
   const attnfold_tensors tensors = device.tensors();
-  const size_t bytes = attnfold_plan_workspace_bytes(raw);
+  const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
   for (const void* tensor : {tensors.q, tensors.k, tensors.v, static_cast<const void*>(tensors.o),
                              static_cast<const void*>(tensors.lse)}) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(tensor);
     for (const uintptr_t workspace : {at, at - bytes + 16}) {
-      EXPECT_EQ(
-          attnfold_plan_run(raw, &tensors, reinterpret_cast<void*>(workspace), bytes, nullptr),
-          ATTNFOLD_INVALID_ARGUMENT);
+      EXPECT_EQ(attnfold_plan_run(plan.get(), &tensors, reinterpret_cast<void*>(workspace), bytes,
+                                  nullptr),
+                ATTNFOLD_INVALID_ARGUMENT);
       EXPECT_NE(std::string(attnfold_last_error()).find("workspace"), std::string::npos)
           << attnfold_last_error();
     }
   }
   Answer expected, answer;
   ATTNFOLD_ASSERT_HOLDS(cases::run(call, on_device(), expected));
-  ASSERT_EQ(attnfold_plan_run(raw, &tensors, device.workspace(bytes), bytes, nullptr), ATTNFOLD_OK)
+  ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, device.workspace(bytes), bytes, nullptr),
+            ATTNFOLD_OK)
       << attnfold_last_error();
   ATTNFOLD_ASSERT_HOLDS(device.take(&answer));
   ATTNFOLD_EXPECT_HOLDS(cases::same_bytes(call, expected, answer, "after that"));

@@ -95,10 +95,8 @@ TEST_P(HugePoolSlow, AppendAndDecodeReachAllOfIt) {
   attnfold_problem problem = call.problem;
   problem.num_pages = kPages;
   problem.kv_layout = GetParam();
-  attnfold_plan* raw = nullptr;
-  ASSERT_EQ(attnfold_plan_create(&problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-      raw, attnfold_plan_destroy);
+  const UniquePlan plan = create_plan(problem, e);
+  ASSERT_NE(plan, nullptr) << attnfold_last_error();
   DeviceCall device(call);
   attnfold_lengths lengths = device.lengths();
   lengths.block_table = reinterpret_cast<const int32_t*>(on_table.data());
@@ -107,10 +105,12 @@ TEST_P(HugePoolSlow, AppendAndDecodeReachAllOfIt) {
   tensors.v = v.data();
   tensors.k_stride_page = tensors.k_stride_token = tensors.k_stride_head = 0;
   tensors.v_stride_page = tensors.v_stride_token = tensors.v_stride_head = 0;
-  const size_t workspace = attnfold_plan_workspace_bytes(raw);
-  ASSERT_EQ(attnfold_plan_update(raw, &lengths, nullptr), ATTNFOLD_OK) << attnfold_last_error();
-  ASSERT_EQ(attnfold_plan_run(raw, &tensors, device.workspace(workspace), workspace, nullptr),
-            ATTNFOLD_OK)
+  const size_t workspace = attnfold_plan_workspace_bytes(plan.get());
+  ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, nullptr), ATTNFOLD_OK)
+      << attnfold_last_error();
+  ASSERT_EQ(
+      attnfold_plan_run(plan.get(), &tensors, device.workspace(workspace), workspace, nullptr),
+      ATTNFOLD_OK)
       << attnfold_last_error();
   Answer got;
   ATTNFOLD_ASSERT_HOLDS(device.take(&got));

@@ -186,24 +186,22 @@ TEST_F(DeviceTest, OneGraphAnswersEveryKindOfStep) {
       cases::make_spec({8, 2, 128, 128}, DType::bf16, 16, kCausal,
                        cases::Lengths(kBatch, kMaxRows / kBatch), cases::Lengths(kBatch, kMaxLen));
   const Call most = generate(spec, test::seed());
-  attnfold_plan* raw = nullptr;
-  const attnfold_execution e = on_device();
-  ASSERT_EQ(attnfold_plan_create(&most.problem, &e, &raw), ATTNFOLD_OK) << attnfold_last_error();
-  const std::unique_ptr<attnfold_plan, decltype(&attnfold_plan_destroy)> plan(
-      raw, attnfold_plan_destroy);
+  const UniquePlan plan = create_plan(most.problem, on_device());
+  ASSERT_NE(plan, nullptr) << attnfold_last_error();
   DeviceCall device(most);
   const attnfold_lengths lengths = device.lengths();
   const attnfold_tensors tensors = device.tensors();
-  const size_t bytes = attnfold_plan_workspace_bytes(raw);
+  const size_t bytes = attnfold_plan_workspace_bytes(plan.get());
   void* workspace = device.workspace(bytes);
   cudaStream_t stream;
   cudaGraph_t graph;
   cudaGraphExec_t step;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  ASSERT_EQ(attnfold_plan_update(raw, &lengths, stream), ATTNFOLD_OK) << attnfold_last_error();
+  ASSERT_EQ(attnfold_plan_update(plan.get(), &lengths, stream), ATTNFOLD_OK)
+      << attnfold_last_error();
   for (int layer = 0; layer < 3; ++layer) {
-    ASSERT_EQ(attnfold_plan_run(raw, &tensors, workspace, bytes, stream), ATTNFOLD_OK)
+    ASSERT_EQ(attnfold_plan_run(plan.get(), &tensors, workspace, bytes, stream), ATTNFOLD_OK)
         << attnfold_last_error();
   }
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
