@@ -79,9 +79,10 @@ struct DotScores : PairQueries {
 struct DotPairs : DotScores {
   static constexpr bool kKeyPairs = true;
   // So that accumulators are seldom loaded and stored; but those at hand and as many ahead have to
-  // fit into a part of L2.
+  // fit into a part of L2: at most 128 KB each.
   static int keys_together(int token_bytes) {
-    return prefetch_into_l1 || token_bytes > 4096 ? 16 : 64;
+    if (prefetch_into_l1 || token_bytes > 4096) return 16;
+    return token_bytes > 2048 ? 32 : 64;
   }
   static void round_weights(float* p) { round_row_weights(p); }
   static bool whole_leaf_weights(float* s, const ScoreMod& mod, float* m, float* l) {
