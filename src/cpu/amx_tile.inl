@@ -8,11 +8,11 @@
 //   S^T    [2][128, 32] f32 in L1, from tiles to lanes
 //   P^T    [parts][4][vec][16 pairs of keys][16 rows] bf16 in L1, from lanes to tiles      B
 //   O      4 KB of a leaf in L1 at a time, from tiles to lanes
-// While tiles multiply K by Q of a block, lanes make the weights of the block before; while they
-// multiply V by P, lanes fold the elements before.  Tiles and lanes meet in memory alone, and a
-// load waits for all stores before it whose addresses are equal in the lower 12 bits: so the loads
-// of the next products are issued before the tiles of the last ones are stored.  Meanwhile the next
-// leaf's lines are prefetched.
+// Here are the pieces, and one block at a time: while tiles multiply V by P, lanes make the weights
+// of the next block and fold the elements before.  Tiles and lanes meet in memory alone, and a load
+// waits for all stores before it whose addresses are equal in the lower 12 bits: so the loads of
+// the next products are issued before the tiles of the last ones are stored.  Meanwhile the next
+// leaf's lines are prefetched.  amx_stages.inl has three blocks at a time.
 
 /** 8 elements of 32 keys, from 16 bytes each, to rows of two tiles. */
 template <class At>
@@ -191,6 +191,14 @@ ATTNFOLD_LANE_FN void see_scores(const TileWork<S>& tile, const TileKeys& keys, 
   }
 }
 
+/** The sum of 16 chains: reduce_add's tree. */
+ATTNFOLD_LANE_FN Lanes sum_of_chains(const float (*sum)[16]) {
+  const auto quarter = [&](int i) {
+    return add(add(load(sum[i]), load(sum[i + 8])), add(load(sum[i + 4]), load(sum[i + 12])));
+  };
+  return add(add(quarter(0), quarter(2)), add(quarter(1), quarter(3)));
+}
+
 /** tile_softmax of a block, to B tiles of P^T, a step at a time; where `s` is also to hold the
  * weights, they go there too. */
 template <int kParts, class S>
@@ -288,11 +296,7 @@ struct BlockWeights {
   void finish() {
     while (done < kSteps) step();
     for (int vec = 0; vec < kTileVecs; ++vec) {
-      const auto quarter = [&](int i) {
-        const auto& sum = sums[vec];
-        return add(add(load(sum[i]), load(sum[i + 8])), add(load(sum[i + 4]), load(sum[i + 12])));
-      };
-      store(tile.leaf.l + vec * 16, add(add(quarter(0), quarter(2)), add(quarter(1), quarter(3))));
+      store(tile.leaf.l + vec * 16, sum_of_chains(sums[vec]));
       // Rows that see nothing have -inf there already.
       const Lanes had = load(tile.leaf.m + vec * 16);
       store(tile.leaf.m + vec * 16,
@@ -423,15 +427,9 @@ __attribute__((noinline)) void put_block_values(const char* v, const char* p, co
       meanwhile);
 }
 
-/** fold_block of `a` and the leaf's state, whose o is made meanwhile.  Every row of both has seen a
- * key. */
-template <int kParts, class Meanwhile>
-__attribute__((noinline)) void fold_block_values(const char* v, const char* p, const TileKeys& keys,
-                                                 int64_t o_stride, const TileStates& a,
-                                                 const TileStates& b, Meanwhile meanwhile) {
-  using Tiles = ValueTiles<kParts>;
-  Lanes scale[kTileVecs];
-  __mmask16 b_leads[kTileVecs];
+/** m and l of fold_block, and how elements of o fold. */
+ATTNFOLD_LANE_FN void begin_fold(const TileStates& a, const TileStates& b, Lanes* scale,
+                                 __mmask16* b_leads) {
 #pragma GCC unroll 2
   for (int i = 0; i < kTileVecs; ++i) {
     const Lanes m_a = load(a.m + i * 16), m_b = load(b.m + i * 16);
@@ -441,6 +439,18 @@ __attribute__((noinline)) void fold_block_values(const char* v, const char* p, c
     store(a.m + i * 16, select_below(lanes.m_a_less_m_b, 0.0f, m_b, m_a));
     store(a.l + i * 16, lanes.fold(load(a.l + i * 16), load(b.l + i * 16)));
   }
+}
+
+/** fold_block of `a` and the leaf's state, whose o is made meanwhile.  Every row of both has seen a
+ * key. */
+template <int kParts, class Meanwhile>
+__attribute__((noinline)) void fold_block_values(const char* v, const char* p, const TileKeys& keys,
+                                                 int64_t o_stride, const TileStates& a,
+                                                 const TileStates& b, Meanwhile meanwhile) {
+  using Tiles = ValueTiles<kParts>;
+  Lanes scale[kTileVecs];
+  __mmask16 b_leads[kTileVecs];
+  begin_fold(a, b, scale, b_leads);
   block_values<kParts>(
       v, p, keys, o_stride,
       [&](int64_t d, int64_t from, int64_t to, const Tiles& tiles) {
@@ -491,156 +501,4 @@ ATTNFOLD_LANE_FN bool all_see_all(const UnitWork<S>& w) {
   for (int t = 0; t < w.unit.num_qo; ++t)
     all = all && w.seen[t].begin == 0 && w.seen[t].end == kLeaf && w.seen[t].sink == 0;
   return all;
-}
-
-/** Leaves of one super-chunk of a unit, block by block: the scores of a block, then its weights
- * while tiles multiply the values of the block before, which may belong to the leaf before.  So
- * scores are in L1 still when they become weights. */
-template <class S>
-class TileLeaves {
- public:
-  TileLeaves(UnitWork<S>& work, TileWork<S>& tile_work)
-      : w(work), tile(tile_work), halves{tile_work, tile_work}, mod(score_mod(work, 0)) {
-    float** const places[] = {&halves[1].begin, &halves[1].end, &halves[1].sink, &halves[1].leaf.m,
-                              &halves[1].leaf.l};
-    for (int i = 0; i < 5; ++i) *places[i] = others[i];
-  }
-
-  /** One leaf; meanwhile the lines of leaf `next` are prefetched, or of none if it is -1. */
-  void take(int leaf, int next);
-
-  /** The block that waits. */
-  void finish() {
-    if (waiting >= 0) add_block([] {});
-    waiting = -1;
-  }
-
- private:
-  static constexpr int kParts = S::kWeightParts;
-  using Weights = BlockWeights<kParts, S>;
-
-  /** Values of the block that waits into its chunk. */
-  template <class Meanwhile>
-  void add_block(Meanwhile meanwhile) {
-    const int at = 1 - now;
-    const TileStates& leaf = halves[at].leaf;
-    const int64_t o_stride = w.leaf.o_stride;
-    const char* v = reinterpret_cast<const char*>(tile.v);
-    const TileStates chunk = block_of(tile.chunk, waiting, o_stride);
-    const auto add_special = [&](float* o) {
-      if (special) add_block_special(w, halves[at], seen[at], v_offset(), waiting, o);
-    };
-    if (is_first) {
-      memcpy(chunk.m, leaf.m, kTileRows * sizeof(float));
-      memcpy(chunk.l, leaf.l, kTileRows * sizeof(float));
-      put_block_values<kParts>(v, p[at], seen[at], o_stride, chunk.o, meanwhile);
-      add_special(chunk.o);
-    } else if (special || has_empty_rows(chunk, leaf)) {
-      put_block_values<kParts>(v, p[at], seen[at], o_stride, leaf.o, meanwhile);
-      add_special(leaf.o);
-      fold_block(chunk, leaf, o_stride);
-    } else {
-      fold_block_values<kParts>(v, p[at], seen[at], o_stride, chunk, leaf, meanwhile);
-    }
-  }
-  int64_t v_offset() const {
-    return w.unit.kv_head_begin * w.args.tensors.v.stride_head * dtype_bytes(S::kKeys);
-  }
-
-  UnitWork<S>& w;
-  TileWork<S>& tile;
-  TileWork<S> halves[2];  // of the block at hand, halves[now], and of the one that waits
-  const ScoreMod mod;
-  TileKeys seen[2];
-  int now = 0, waiting = -1;
-  bool is_first = false, special = false;  // the leaf of the block that waits
-  Ahead ahead[2]{};
-  alignas(64) float others[5][kTileRows];
-  alignas(64) char p[2][kParts * kWeightBytes];
-};
-
-template <class S>
-void TileLeaves<S>::take(int leaf, int next) {
-  const Lengths& lengths = *w.args.lengths;
-  const Tensors& t = w.args.tensors;
-  const UnitLeaf keys = unit_leaf(w, leaf);
-  const int64_t bytes = dtype_bytes(S::kKeys);
-  point_rows(w.p, lengths, t.k, bytes, w.unit.request, leaf, keys, w.k);
-  see_leaf(w, leaf, keys);
-  ahead[0] = ahead[1] = Ahead{};
-  if (next >= 0) {
-    LeafRows *next_k = w.next_k, *next_v = w.k_scale_rows;  // there are no scales here
-    const UnitLeaf next_keys = unit_leaf(w, next);
-    const LeafHull hull = hull_of(next_keys);
-    point_rows(w.p, lengths, t.k, bytes, w.unit.request, next, next_keys, next_k);
-    point_rows(w.p, lengths, t.v, bytes, w.unit.request, next, next_keys, next_v);
-    const int shares = tile.num_blocks * Weights::kSteps;
-    ahead[0] = look_at(w, *next_k, hull, t.k, w.p.head_dim_qk, shares);
-    ahead[1] = look_at(w, *next_v, hull, t.v, w.p.head_dim_vo, shares);
-  }
-  const LeafHull hull = hull_of(keys);
-  const int64_t row_bytes = int64_t{w.q_stride} * 2;
-  KeyTile k[kLeaf / 16];
-  for (int n = hull.begin; n < hull.end; n += 16) {
-    const char* const* rows = w.k->row + n;
-    k[n / 16] = key_tile(rows, even_stride(rows, w.p.head_dim_qk),
-                         w.unit.kv_head_begin * t.k.stride_head * bytes, w.p.head_dim_qk, row_bytes,
-                         tile.k + n * row_bytes);
-  }
-  const bool all = all_see_all(w), first_of_chunk = tile.chunk.empty;
-  bool packed = false;
-  for (int block = 0; block < tile.num_blocks; ++block) {
-    TileWork<S>& at = halves[now];
-    TileKeys& keys_seen = seen[now];
-    if (all) {
-      keys_seen = {0, kLeaf, 0, kLeaf};
-      memset(at.leaf.m, 0, kTileRows * sizeof(float));
-    } else {
-      keys_seen = see_block(w, at, block, at.leaf.m);
-    }
-    if (keys_seen.begin == keys_seen.end) {
-      if (first_of_chunk)
-        memcpy(tile.chunk.m + block * kTileRows, at.leaf.m, kTileRows * sizeof(float));
-      continue;
-    }
-    BlockMax largest;
-    largest.clear();
-    const uint32_t* q = tile.q + block * tile.block_q;
-    matrix_tile_scores(q, k, S::tile_depth(w.q_stride), keys_seen.begin, keys_seen.end, at.s,
-                       [&](int n) {
-                         const int end = n + 32 < keys_seen.end ? n + 32 : keys_seen.end;
-                         see_scores(at, keys_seen, n, end, &largest);
-                       });
-    Weights weights(at, keys_seen, mod, largest, packed && special, ahead, p[now]);
-    if (waiting >= 0) {
-      add_block([&] {
-        if (weights.done < Weights::kSteps) weights.step();
-      });
-    }
-    if (!packed) {  // now that no block of the leaf before needs its V^T
-      point_rows(w.p, lengths, t.v, bytes, w.unit.request, leaf, keys, w.v);
-      special = pack_matrix_values(*w.v, v_offset(), hull.begin, hull.end, w.p.head_dim_vo,
-                                   reinterpret_cast<char*>(tile.v));
-      is_first = first_of_chunk;
-      packed = true;
-      if (special) weights.begin_anew(true);
-    }
-    weights.finish();
-    waiting = block;
-    now = 1 - now;
-    if (special) finish();  // its weights are where the scores of the next go
-  }
-  tile.chunk.empty = false;
-}
-
-/** Leaves [begin, end) of a unit's, all of one super-chunk, into tile.chunk; `last` is the end of
- * those to come. */
-template <class S>
-__attribute__((noinline)) void matrix_tile_leaves(UnitWork<S>& w, TileWork<S>& tile, int begin,
-                                                  int end, int last) {
-  TileShapes::all(16, 64).configure();
-  TileLeaves<S> leaves(w, tile);
-  for (int at = begin; at < end; ++at)
-    leaves.take(leaf_at(w.unit, at), at + 1 < last ? leaf_at(w.unit, at + 1) : -1);
-  leaves.finish();
 }

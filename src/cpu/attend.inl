@@ -717,6 +717,12 @@ void finish_rows(const RunArgs& args, const Unit& unit, const States& total, Lan
     }
     for (int d = 0; d < p.head_dim_vo; d += kChunk) {
       const int n = p.head_dim_vo - d < kChunk ? p.head_dim_vo - d : kChunk;
+#ifdef ATTNFOLD_STORES_BF16
+      if (p.o_dtype == DType::bf16 && order == LaneOrder::halves && n == kChunk) {
+        store_bf16(load(acc + d), load(acc + d + 16), out + d * 2);
+        continue;
+      }
+#endif
       float chunk[kChunk];
       for (int e = 0; e < kChunk; ++e) chunk[e] = acc[d + lane_of(order, e)];
       narrow_row(chunk, n, out + d * dtype_bytes(p.o_dtype), p.o_dtype);

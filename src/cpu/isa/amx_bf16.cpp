@@ -37,6 +37,8 @@ constexpr _mm_hint kPrefetchInto = _MM_HINT_T2;
 #include "cpu/amx_rows.inl"
 #include "cpu/tile.inl"
 #include "cpu/amx_tile.inl"
+#include "cpu/amx_stages.inl"
+#include "cpu/amx_leaves.inl"
 #include "cpu/run.inl"
 // clang-format on
 

@@ -133,6 +133,22 @@ ATTNFOLD_LANE_FN Pair load32(const char* p) {
   }
 }
 
+#define ATTNFOLD_STORES_BF16
+/** Each rounded to bf16 in the upper half of its lane, as f32_to_bf16 does it. */
+ATTNFOLD_LANE_FN __m512i upper_bf16(Lanes x) {
+  const __m512i u = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(rounded, nan, u, _mm512_set1_epi32(0x400000));
+}
+/** 32 elements, the even ones and the odd ones. */
+ATTNFOLD_LANE_FN void store_bf16(Lanes even, Lanes odd, char* out) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i low = _mm512_srli_epi32(upper_bf16(even), 16);
+  _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_and_si512(upper_bf16(odd), upper)));
+}
+
 ATTNFOLD_LANE_FN void transpose_16(const void* in, int64_t in_stride, void* out,
                                    int64_t out_stride) {
   __m512i r[16], t[16];
