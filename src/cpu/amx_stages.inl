@@ -2,20 +2,20 @@
 // values.  Included inside the AMX namespace, after amx_tile.inl.
 //
 // A processor looks ahead by some hundred instructions: it overlaps tiles and vectors only where
-// they alternate in the program.  Of a block of 32 rows and 128 keys, head dim 128, with weights
-// rounded to bf16:
+// they alternate in the program; and at times, on a shared machine, tile instructions that follow
+// each other closely take more than twice as long.  Of a block of 32 rows and 128 keys, head dim
+// 128, with weights rounded to bf16:
 //   tiles     128 products of 16 cycles, as many loads, 32 stores
 //   vectors   256 of weights, 16.5 operations each on two ports; 256 of a fold, 3; 256 of a maximum
-// So two products, the loads of the next two, 4 vectors of weights and 4 of each of the others
-// alternate.  Blocks that are ahead of each other by one take part, as weights need all scores of
-// a leaf, and values all weights; their leaves may differ.  Scores of 32 keys are stored where
-// weights have read those of the block before.
+// So a product or a load comes after each quarter of the work on 4 vectors of weights, with 4 of a
+// fold or 8 of a maximum.  Blocks that are ahead of each other by one take part, as weights need
+// all scores of a leaf, and values all weights; their leaves may differ.  Scores of 32 keys are
+// stored where weights have read those of the block before.
 //
 // Only blocks whose rows see all keys of a leaf come here, with finite values.
 
-/** What lanes do while tiles multiply: weights of a block whose rows see all keys of the leaf, the
- * fold of elements of another, the largest scores of a third.  A step has four vectors of weights
- * and up to eight of each of the others: what two products take. */
+/** What lanes do while tiles multiply: weights of a block, the fold of elements of another, the
+ * largest scores of a third. */
 template <int kParts>
 struct LaneWork {
   using Tiles = ValueTiles<kParts>;
@@ -40,26 +40,47 @@ struct LaneWork {
   float (*sums)[16][16];
   const Tiles* tiles;
 
-  __attribute__((always_inline)) void take_weights() {
+  /** Weights of four vectors by exp2_of_differences, in quarters: before each of them comes
+   * next(0) .. next(3). */
+  template <class Next>
+  __attribute__((always_inline)) void take_weights(Next next) {
     const unsigned step = static_cast<unsigned>(weights_at), group = step / kGroupSteps,
                    vec = step / 8 % kTileVecs, i = step % 8 * 2;
     const float* at = s + (group * 32 + i) * kTileRows + vec * 16;
-    Lanes x[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const Lanes score = load(at + (j / 2 * 16 + j % 2) * kTileRows);
-      x[j] = fma(score, scale, fma(score, scale_low, minus_m[vec]));
-    }
-    exp2_of_differences<4>(x);
+    const Lanes shift = splat(0x1.8p23f), minus = minus_m[vec];
+    Lanes x[4], n[4], y[4];
+    __mmask16 keep[4];
+#define ATTNFOLD_FOR_FOUR(statement) _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) statement
+    next(0);
+    ATTNFOLD_FOR_FOUR(x[j] = load(at + (j / 2 * 16 + j % 2) * kTileRows));
+    ATTNFOLD_FOR_FOUR(x[j] = fma(x[j], scale, fma(x[j], scale_low, minus)));
+    ATTNFOLD_FOR_FOUR(n[j] = add(x[j], shift));
+    ATTNFOLD_FOR_FOUR(n[j] = sub(n[j], shift));
+    next(1);
+    ATTNFOLD_FOR_FOUR(keep[j] = _mm512_cmp_ps_mask(x[j].v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ));
+    ATTNFOLD_FOR_FOUR(x[j] = sub(x[j], n[j]));
+    ATTNFOLD_FOR_FOUR(y[j] = fma(splat(1.53264627e-4f), x[j], splat(1.33908063e-3f)));
+    ATTNFOLD_FOR_FOUR(y[j] = fma(y[j], x[j], splat(9.61850584e-3f)));
+    next(2);
+    ATTNFOLD_FOR_FOUR(y[j] = fma(y[j], x[j], splat(5.55035993e-2f)));
+    ATTNFOLD_FOR_FOUR(y[j] = fma(y[j], x[j], splat(2.40226477e-1f)));
+    ATTNFOLD_FOR_FOUR(y[j] = fma(y[j], x[j], splat(6.93147182e-1f)));
+    next(3);
+    ATTNFOLD_FOR_FOUR(y[j] = fma(y[j], x[j], splat(1.0f)));
+    ATTNFOLD_FOR_FOUR(x[j].v = _mm512_maskz_scalef_ps(keep[j], y[j].v, n[j].v));
+#undef ATTNFOLD_FOR_FOUR
     float* sum = sums[vec][i];
     store(sum, add(add(load(sum), x[0]), x[2]));
     store(sum + 16, add(add(load(sum + 16), x[1]), x[3]));
-    char* to = p + (group * kTileVecs + vec) * 1024 + i / 2 * 64;
+    char* to = p + step / 8 * 1024 + i / 2 * 64;
     store_weights<kParts>(x[0], x[1], to);
     store_weights<kParts>(x[2], x[3], to + 8 * 64);
     if (++weights_at % 4 != 0) return;
     ask_ahead(ahead);
     ask_ahead(ahead + 1);
+  }
+  void finish_weights() {
+    while (weights_at < weights_end) take_weights([](int) {});
   }
   __attribute__((always_inline)) void take_fold() {
     float* to = o + fold_at * 16;
@@ -71,14 +92,14 @@ struct LaneWork {
         sum = add(sum, add(load(from + kPart + i * 16), load(from + 2 * kPart + i * 16)));
       return sum;
     };
-    fold_at += 8;
+    fold_at += 4;
     if (put) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) store(to + i * 16, joined(i));
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) store(to + i * 16, joined(i));
       return;
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
       const __m512 x = load(to + i * 16).v, y = joined(i).v;
       const __m512 lesser = _mm512_mask_mov_ps(y, b_leads[i % kTileVecs], x);
       const __m512 larger = _mm512_mask_mov_ps(x, b_leads[i % kTileVecs], y);
@@ -93,15 +114,25 @@ struct LaneWork {
     }
     max_at += 8;
   }
-  __attribute__((always_inline)) void step() {
-    if (weights_at < weights_end) take_weights();
-    if (fold_at < fold_end) take_fold();
-    if (max_at < max_end) take_max();
+  /** A step of each, beside the tile instructions of tiles_next(0) .. tiles_next(3). */
+  template <class Next>
+  __attribute__((always_inline)) void step(Next tiles_next) {
+    const auto next = [&](int i) __attribute__((always_inline)) {
+      if (i % 2 == 1 && fold_at < fold_end) take_fold();
+      if (i == 2 && max_at < max_end) take_max();
+      tiles_next(i);
+    };
+    if (weights_at < weights_end) {
+      take_weights(next);
+    } else {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) next(i);
+    }
   }
 };
 
-/** Three blocks side by side: of one the scores of a leaf, of one its weights, of one its values.
- */
+/** What is at hand of three blocks; `lanes` has the weights, and what is done with the others'
+ * scores and values. */
 template <int kParts>
 struct Stages {
   const uint32_t* q = nullptr;  // null: no scores
@@ -158,33 +189,7 @@ __attribute__((noinline)) void run_stages(const Stages<kParts>& at, BlockMax* la
 #pragma GCC unroll 1
       for (int n = 0; n < 4; ++n, p += kTileVecs * 1024) {
         const bool more = n < 3;
-        if constexpr (kParts == 1) {
-          tile_multiply<0, 6, 7>();
-          tile_multiply<1, 6, 4>();
-          if (more) tile_load_once<6>(v + (n + 1) * 1024, 64);
-          lanes.step();
-          tile_multiply<2, 5, 7>();
-          if (more) tile_load<7>(p + kTileVecs * 1024, 64);
-          tile_multiply<3, 5, 4>();
-          if (more) {
-            tile_load<4>(p + kTileVecs * 1024 + 1024, 64);
-            tile_load_once<5>(v + 4096 + (n + 1) * 1024, 64);
-          }
-        } else {
-          tile_multiply<0, 6, 7>();
-          tile_load<7>(p + 1024, 64);
-          tile_multiply<1, 6, 7>();
-          tile_load<7>(p + kWeightBytes, 64);
-          tile_multiply<2, 6, 7>();
-          tile_load<7>(p + kWeightBytes + 1024, 64);
-          tile_multiply<3, 6, 7>();
-          tile_load<7>(p + 2 * kWeightBytes, 64);
-          tile_multiply<4, 6, 7>();
-          tile_load<7>(p + 2 * kWeightBytes + 1024, 64);
-          tile_multiply<5, 6, 7>();
-          if (more) Tiles::load_first(v + (n + 1) * 1024, p + kTileVecs * 1024);
-        }
-        if (!more) {
+        const auto next_unit = [&]() __attribute__((always_inline)) {
           if (u + 1 < end) {
             load_values(u + 1);
           } else if (at.q != nullptr) {
@@ -192,8 +197,43 @@ __attribute__((noinline)) void run_stages(const Stages<kParts>& at, BlockMax* la
           } else if (u + 1 < units) {
             load_values(u + 1);
           }
+        };
+        if constexpr (kParts == 1) {
+          lanes.step([&](int i) __attribute__((always_inline)) {
+            if (i == 0) tile_multiply<0, 6, 7>();
+            if (i == 1) tile_multiply<1, 6, 4>();
+            if (i == 2 && more) tile_load_once<6>(v + (n + 1) * 1024, 64);
+            if (i == 3) tile_multiply<2, 5, 7>();
+          });
+          lanes.step([&](int i) __attribute__((always_inline)) {
+            if (i == 0 && more) tile_load<7>(p + kTileVecs * 1024, 64);
+            if (i == 1) tile_multiply<3, 5, 4>();
+            if (i == 2 && more) tile_load<4>(p + kTileVecs * 1024 + 1024, 64);
+            if (i == 3 && more) tile_load_once<5>(v + 4096 + (n + 1) * 1024, 64);
+            if (i == 3 && !more) next_unit();
+          });
+        } else {
+          lanes.step([&](int i) __attribute__((always_inline)) {
+            if (i == 0) {
+              tile_multiply<0, 6, 7>();
+              tile_load<7>(p + 1024, 64);
+            } else if (i == 1) {
+              tile_multiply<1, 6, 7>();
+              tile_load<7>(p + kWeightBytes, 64);
+              tile_multiply<2, 6, 7>();
+              tile_load<7>(p + kWeightBytes + 1024, 64);
+            } else if (i == 2) {
+              tile_multiply<3, 6, 7>();
+              tile_load<7>(p + 2 * kWeightBytes, 64);
+              tile_multiply<4, 6, 7>();
+              tile_load<7>(p + 2 * kWeightBytes + 1024, 64);
+            } else {
+              tile_multiply<5, 6, 7>();
+              if (more) Tiles::load_first(v + (n + 1) * 1024, p + kTileVecs * 1024);
+              if (!more) next_unit();
+            }
+          });
         }
-        lanes.step();
       }
       while (lanes.fold_at < lanes.fold_end) lanes.take_fold();
       if (kParts == 1 && at.o_tiles != nullptr) {
@@ -207,7 +247,7 @@ __attribute__((noinline)) void run_stages(const Stages<kParts>& at, BlockMax* la
       }
     }
     if (at.q == nullptr) {
-      while (lanes.weights_at < lanes.weights_end) lanes.take_weights();
+      lanes.finish_weights();
       continue;
     }
     if (kParts == 3 && end > begin) load_scores(g);
@@ -219,26 +259,27 @@ __attribute__((noinline)) void run_stages(const Stages<kParts>& at, BlockMax* la
 #pragma GCC unroll 1
     for (int d = 0; d < at.depth; d += 16) {
       const bool more = d + 16 < at.depth;
-      tile_multiply<0, 4, 6>();
-      tile_multiply<1, 4, 7>();
-      if (more) tile_load_once<4>(a.data + (d + 16) * 4, a.stride);
-      lanes.step();
-      tile_multiply<2, 5, 6>();
-      if (more) tile_load<6>(at.q + (d + 16) * kTileRows, kStride);
-      tile_multiply<3, 5, 7>();
-      if (more) {
-        tile_load<7>(at.q + (d + 16) * kTileRows + 16, kStride);
-        tile_load_once<5>(b.data + (d + 16) * 4, b.stride);
-      } else if (g < 3) {
-        if (units * (g + 2) / 4 > end) {
+      lanes.step([&](int i) __attribute__((always_inline)) {
+        if (i == 0) tile_multiply<0, 4, 6>();
+        if (i == 1) tile_multiply<1, 4, 7>();
+        if (i == 2 && more) tile_load_once<4>(a.data + (d + 16) * 4, a.stride);
+        if (i == 3) tile_multiply<2, 5, 6>();
+      });
+      lanes.step([&](int i) __attribute__((always_inline)) {
+        if (i == 0 && more) tile_load<6>(at.q + (d + 16) * kTileRows, kStride);
+        if (i == 1) tile_multiply<3, 5, 7>();
+        if (i == 2 && more) tile_load<7>(at.q + (d + 16) * kTileRows + 16, kStride);
+        if (i != 3) return;
+        if (more) {
+          tile_load_once<5>(b.data + (d + 16) * 4, b.stride);
+        } else if (units * (g + 2) / 4 > end && g < 3) {
           load_values(end);
-        } else {
+        } else if (g < 3) {
           load_scores(g + 1);
         }
-      }
-      lanes.step();
+      });
     }
-    while (lanes.weights_at < lanes.weights_end) lanes.take_weights();
+    lanes.finish_weights();
     float* s = at.s + g * 32 * kTileRows;
     tile_store<0>(s, kStride);
     tile_store<1>(s + 16, kStride);
