@@ -19,6 +19,10 @@ constexpr uintptr_t kWorkspaceAlignment = 64;
 /** At most, on some of the library's own threads: whoever is done takes the next. */
 constexpr int32_t kSharesOfThread = 16, kSomeThreads = 4;
 
+/** Fewer than are best for one unit.  Where units are between 4 and 8 a thread, one slow thread
+ * keeps the others waiting for its last one. */
+constexpr int32_t kRowsOfFinerUnits = 128;
+
 /** Read once; later changes of the environment are not seen. */
 const std::string& environment_isa() {
   static const std::string isa = std::getenv("ATTNFOLD_ISA") ? std::getenv("ATTNFOLD_ISA") : "";
@@ -124,16 +128,24 @@ Status Plan::reserve() {
   capacity_ = schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
                                 max_visible_keys(given_, shape_), num_workers_,
                                 !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF);
-  if (capacity_.items > INT32_MAX) {
-    return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
-                   given_.max_qo_rows);
-  }
+  most_rows_ = shape_.max_rows;
   if (shared_threads_ > 0) {  // where there are more, units have few rows, and states fewer floats
     capacity_.state_floats =
         schedule_capacity(shape_, given_.max_batch, given_.max_qo_rows,
                           max_visible_keys(given_, shape_), shared_threads_,
                           !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF)
             .state_floats;
+    UnitShape finer = shape_;
+    finer.max_rows = std::min(most_rows_, kRowsOfFinerUnits);
+    const ScheduleCapacity most = schedule_capacity(
+        finer, given_.max_batch, given_.max_qo_rows, max_visible_keys(given_, finer), num_workers_,
+        !problem_.ragged && prefix_use_ != ATTNFOLD_PREFIX_OFF);
+    capacity_.units = std::max(capacity_.units, most.units);
+    capacity_.items = std::max(capacity_.items, most.items);
+  }
+  if (capacity_.items > INT32_MAX) {
+    return invalid("max_qo_rows", "maxima whose units can be counted in 31 bits",
+                   given_.max_qo_rows);
   }
   scratch_bytes_ = cpu::worker_scratch_bytes(problem_, shape_);
   workspace_bytes_ = kWorkspaceAlignment + all_scratch_bytes() +
@@ -188,11 +200,20 @@ Status Plan::reserve() {
   return {};
 }
 
+int32_t Plan::rows_of_units(int32_t num_tokens) const {
+  const int64_t rows = int64_t{num_tokens} * problem_.group_size * problem_.kv_heads;
+  const int64_t units = rows / most_rows_;
+  const bool are_few = units >= 4 * shared_threads_ && units < 8 * shared_threads_;
+  return are_few ? std::min(most_rows_, kRowsOfFinerUnits) : most_rows_;
+}
+
 Status Plan::update(const attnfold_lengths* lengths, void* stream) {
   ATTNFOLD_RETURN_IF_ERROR(check_stream(stream));
   attnfold_lengths l;
   ATTNFOLD_RETURN_IF_ERROR(validate_lengths(given_, problem_, lengths, &l));
-  ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape_, problem_.mask, l, group_of_.data()));
+  UnitShape shape = shape_;
+  shape.max_rows = rows_of_units(l.batch > 0 ? l.qo_indptr[l.batch] : 0);
+  ATTNFOLD_RETURN_IF_ERROR(validate_prefixes(given_, shape, problem_.mask, l, group_of_.data()));
   lengths_ = {};
   lengths_.batch = l.batch;
   lengths_.qo_indptr = qo_indptr_.data();
@@ -224,6 +245,7 @@ Status Plan::update(const attnfold_lengths* lengths, void* stream) {
   if (l.batch > 0 && l.kv_indptr)
     std::copy(l.kv_indptr, l.kv_indptr + l.batch + 1, kv_indptr_.begin());
   num_kv_rows_ = l.num_kv_rows;
+  shape_ = shape;
   PrefixSource prefixes;
   prefixes.max_batch = static_cast<int32_t>(capacity_.requests);
   prefixes.max_state_floats = capacity_.prefix_floats;

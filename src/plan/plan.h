@@ -36,6 +36,8 @@ class Plan final : public AnyPlan {
  private:
   Status reserve();
   size_t all_scratch_bytes() const;
+  /** Most rows of a unit, for a batch of so many new tokens. */
+  int32_t rows_of_units(int32_t num_tokens) const;
   int64_t key_bytes() const;  // of k, v and scales of one key of one kv head
   int64_t kv_bytes() const;
   int64_t num_block_keys(const Unit& unit) const;
@@ -53,6 +55,7 @@ class Plan final : public AnyPlan {
   attnfold_prefix_use prefix_use_;
   const cpu::KernelRow* row_;
   UnitShape shape_;
+  int32_t most_rows_;  // shape_.max_rows of most batches
   ScheduleCapacity capacity_;
   size_t scratch_bytes_, workspace_bytes_;
 

@@ -278,6 +278,42 @@ TEST(Invariance, ThreadsAndHostPools) {
   }
 }
 
+/** How many rows a unit has may depend on the batch and the number of threads. */
+TEST(Invariance, PrefillsOfOnePlanOnManyThreads) {
+  const cases::Context x = test::context();
+  const Call call = generate(
+      cases::make_spec({16, 1, 16, 16}, DType::bf16, 16, kCausal, {300, 9, 700}, {430, 40, 700}),
+      x.seed);
+  std::vector<Call> batches = {call};
+  for (const std::vector<int32_t>& requests : {std::vector<int32_t>{0}, {1}, {2}, {1, 0}}) {
+    batches.push_back(select_requests(call, requests));
+    batches.back().problem = call.problem;
+  }
+  std::vector<Answer> first(batches.size());
+  std::set<int32_t> unit_counts;  // of the whole batch
+  for (const int32_t threads : {1, 4, 5, 7, 9, 11, 16}) {
+    cases::Plan plan(call.problem, cases::execution(x, 0, 0, threads));
+    for (size_t i = 0; i < batches.size(); ++i) {
+      Answer answer;
+      ATTNFOLD_ASSERT_HOLDS(plan.update(batches[i]));
+      ATTNFOLD_ASSERT_HOLDS(plan.run(batches[i], answer));
+      if (i == 0) unit_counts.insert(answer.report.num_units);
+      if (threads == 1) {
+        ATTNFOLD_EXPECT_HOLDS(cases::judge_answer(batches[i], answer));
+        first[i] = std::move(answer);
+      } else {
+        ATTNFOLD_ASSERT_HOLDS(
+            same_bytes(batches[i], first[i], answer, std::to_string(threads) + " threads"));
+      }
+    }
+  }
+  const std::string isa = x.isa != nullptr ? x.isa : "";
+  const bool varies = isa.find("p16") != std::string::npos || isa.rfind("amx", 0) == 0;
+  if (!isa.empty()) {
+    EXPECT_EQ(unit_counts.size(), varies ? 2u : 1u) << isa;
+  }
+}
+
 TEST(Invariance, LargerMaxima) {
   const cases::Context x = test::context();
   const Call call = generate(mixed_spec(DType::f32), x.seed);
